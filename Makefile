@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORE := $(VENV)/.core
 # Every extra but wandb and mlflow, which bring many packages and which no test imports.
-EXTRAS := dev,peers,site,hub,fast,datasets,parquet,tensorboard,onnx,openvino,serve,faiss,text
+EXTRAS := dev,peers,site,hub,fast,datasets,parquet,video,text,tensorboard,onnx,openvino,serve,faiss
 
 .DEFAULT_GOAL := help
 .PHONY: help demo install hooks test test-fast check format bench docs site notebooks clean
@@ -54,6 +54,7 @@ format: $(STAMP) ## format and fix what can be fixed
 bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours on two cores
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/video.py
 	$(BIN)/python benchmarks/resolution.py
 	$(BIN)/python benchmarks/small_step.py
 	$(BIN)/python benchmarks/weights.py

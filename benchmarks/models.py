@@ -83,7 +83,9 @@ class Logits(nn.Module):
         return self.model(image).logits
 
 
-def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, rounds: int) -> dict[str, Any]:
+def row(
+    work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, rounds: int, unit: str = "images"
+) -> dict[str, Any]:
     """Measure one row, print it and return it."""
     seconds = measure.interleave(runs, rounds, at_least=20.0)
     best = measure.ceiling()
@@ -96,7 +98,7 @@ def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, r
     ratios = [theirs / ours for ours, theirs in zip(seconds["vitrail"], seconds[fastest], strict=True)]
     result = {
         "work": work,
-        "images_per_second": speed,
+        f"{unit}_per_second": speed,
         "fastest_peer": fastest,
         "ratio": speed["vitrail"] / peers[fastest],
         "ratio_by_round": measure.median(ratios),
@@ -110,7 +112,7 @@ def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, r
         theirs = max(value for name, value in speed.items() if name.endswith(" bf16") and name != "vitrail bf16")
         result |= {"bf16_to_fp32": ours / peers[fastest], "bf16_to_bf16": ours / theirs}
         note += f", bf16 {result['bf16_to_fp32']:.2f} to it and {result['bf16_to_bf16']:.2f} to others in bf16"
-    table = "  ".join(f"{name} {value:.1f}" for name, value in speed.items())
+    table = "  ".join(f"{name} {value:.{1 if unit == 'images' else 3}f}" for name, value in speed.items())
     print(
         f"{work:<44}{table}   ratio {result['ratio']:.2f} to {fastest}{note}   "
         f"{result['share_of_ceiling']:.0%} of {result['ceiling_gflops']:.0f} GFLOP/s",

@@ -6,6 +6,7 @@ from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
 from vitrail.nn.mlp import SwiGLU
+from vitrail.nn.pool import Mean
 from vitrail.nn.position import Learned1D, Relative, RelativeMLP, RotaryDINOv3
 
 SMALL: dict[str, Any] = {"patch": 8, "width": 32, "depth": 2, "heads": 2, "image_size": (32, 48), "classes": 5}
@@ -66,4 +67,28 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "features": {"classes": None},
     "grey": {"channels": 1},
     "deit init": {"init": "deit"},
+}
+
+# Models of clips: 4 frames of 16×24 pixels, tubelets of 2×8×8 unless a row says otherwise.
+CLIP: dict[str, Any] = {**SMALL, "width": 48, "image_size": (16, 24), "frames": 4, "tubelet": 2}
+DIVIDED: dict[str, Any] = {"block": "divided", "position": "factorised"}
+
+CLIP_SLOTS: dict[str, dict[str, Any]] = {
+    "ViViT": {},
+    "VideoMAE": {"position": "sinusoid1d", "pool": "mean-norm", "key_bias": False},
+    "TimeSformer": {**DIVIDED, "tubelet": 1},
+    "divided, tubelets": DIVIDED,
+    "divided, mean": {**DIVIDED, "pool": "mean"},
+    "divided, class and mean": {**DIVIDED, "pool": "class+mean"},
+    "divided, registers": {**DIVIDED, "registers": 2},
+    "divided, distillation": {**DIVIDED, "prefix": "class+distillation"},
+    "joint, factorised": {"position": "factorised"},
+    "factorised@every": {"position": "factorised@every"},
+    "learned1d@shared": {"position": "learned1d@shared"},
+    "rotary3d": {"position": "rotary3d"},
+    "rotary3d, mean": {"position": "rotary3d", "pool": "mean"},
+    "no position": {"position": "none"},
+    "whole clip": {"tubelet": 4},
+    "norm of the mean": {"pool": Mean(norm_after=True, eps=1e-5)},
+    "no norm": {"pool": Mean(normed=False), "classes": None},
 }

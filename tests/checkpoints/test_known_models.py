@@ -1,6 +1,7 @@
 """Public models by name: the table, the names that commands take, and a directory that stands in for the Hub."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -123,6 +124,14 @@ def test_unknown_name_suggests_the_closest(name, hint, tmp_path, monkeypatch):
         vitrail.load(name)
     assert hint in str(failure.value)
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("name", ["S/16", "R50x1", "Swin-T", "R50+B/16"])
+def test_name_of_an_architecture_has_no_weights(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = f"{name} names an architecture, without weights: `vitrail models` lists trained models, model='{name}' "
+    with pytest.raises(FileNotFoundError, match=re.escape(message)):
+        vitrail.load(name)
 
 
 def test_directory_stands_in_for_the_hub(models):

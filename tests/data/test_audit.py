@@ -323,6 +323,18 @@ def test_a_class_of_unusable_images_is_empty(tmp_path):
     assert [(each.kind, each.path) for each in audited.findings][-1] == ("empty-class", "train/elk")
 
 
+def test_classes_that_differ_in_case_only_are_a_warning(tmp_path):
+    good(tmp_path)
+    for split in ("train", "validation"):
+        for number in range(4):
+            seed = 900 + number + 50 * (split == "train")
+            put(tmp_path / split / "Dog" / f"upper{number}.jpg", encoded(photograph(seed)))
+    if len(list((tmp_path / "train").iterdir())) < 3:
+        pytest.skip("the file system ignores case")
+    found = [each for each in audit_dataset(load_dataset(str(tmp_path))).findings if each.kind == "class-case"]
+    assert [(each.path, each.detail, each.severity) for each in found] == [("dog", "Dog is another class", "warning")]
+
+
 def test_imbalance_names_both_classes(tmp_path):
     good(tmp_path)
     for number in range(36):

@@ -14,12 +14,9 @@ import vitrail
 from tests.deploy.asked import vitrail as command
 from tests.deploy.masks import COLOURS, LABELS, photos, save_segmenter, segmenter
 from vitrail.deploy.export.comparison import (
-    MaskOutputs,
     VerificationImages,
     choose_batch_size,
-    compare_outputs,
     generate_images,
-    reduce_outputs,
     tolerances_for,
 )
 from vitrail.deploy.export.export import export
@@ -35,8 +32,10 @@ from vitrail.models.eomt import EoMT
 from vitrail.models.registry import build_segmenter
 from vitrail.models.segmenter import DECODERS, DecoderSlot, LinearDecoder, UPerNet
 from vitrail.nn.packing import can_pack
+from vitrail.tasks.masks import MaskOutputs, Masks
 from vitrail.utils.precision import PrecisionChoice
 
+MASKS = Masks()
 SMALL_DECODERS = (LinearDecoder(), UPerNet(channels=8), EoMT(queries=8, blocks=1))
 SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
 
@@ -173,18 +172,18 @@ def constructed(changed: int, images: int = 4) -> tuple[MaskOutputs, MaskOutputs
 def test_the_gate_counts_pixels() -> None:
     for changed, passes in ((1, True), (2, False)):
         first, second, _ = constructed(changed)
-        assert (tolerances_for("fp32").find_violations(compare_outputs(first, second)) == []) == passes
+        assert (tolerances_for("fp32").find_violations(MASKS.compare_outputs(first, second)) == []) == passes
     first, second, _ = constructed(11)
-    (reason,) = tolerances_for("bf16").find_violations(compare_outputs(first, second))
+    (reason,) = tolerances_for("bf16").find_violations(MASKS.compare_outputs(first, second))
     assert reason == "1.10 % of the pixels changed, more than 1 %"
     first, second, _ = constructed(10)
-    assert tolerances_for("bf16").find_violations(compare_outputs(first, second)) == []
-    assert compare_outputs(first, second).describe() == "99 % same pixels"
+    assert tolerances_for("bf16").find_violations(MASKS.compare_outputs(first, second)) == []
+    assert MASKS.compare_outputs(first, second).describe() == "99 % same pixels"
 
 
 def test_the_gate_measures_the_loss_of_miou_on_masks() -> None:
     first, second, targets = constructed(20)
-    compared = compare_outputs(first, second, targets)
+    compared = MASKS.compare_outputs(first, second, targets)
     assert compared.score is not None
     assert compared.score.measure == "mIoU"
     assert compared.score.first == 1
@@ -194,18 +193,18 @@ def test_the_gate_measures_the_loss_of_miou_on_masks() -> None:
     assert tolerances_for("int8", 10).find_violations(compared) == []
     ignored = np.full_like(targets, 255)
     ignored[:, 1:] = targets[:, 1:]
-    assert tolerances_for("int8").find_violations(compare_outputs(first, second, ignored)) == []
+    assert tolerances_for("int8").find_violations(MASKS.compare_outputs(first, second, ignored)) == []
 
 
 def test_outputs_that_are_not_finite_never_pass() -> None:
     maps = np.random.default_rng(0).normal(size=(2, 3, 40, 70)).astype(np.float32)
     broken = maps.copy()
     broken[1, 2, 3, 3] = np.nan  # not on the grid of compared logits
-    compared = compare_outputs(reduce_outputs(maps), reduce_outputs(broken))
+    compared = MASKS.compare_outputs(MASKS.keep_outputs(maps), MASKS.keep_outputs(broken))
     assert tolerances_for("bf16", 100).find_violations(compared) == ["its outputs are not finite"]
-    assert reduce_outputs(maps).logits.shape == (2 * 20 * 24, 3)
+    assert MASKS.keep_outputs(maps).logits.shape == (2 * 20 * 24, 3)
     with pytest.raises(ValueError, match="masks differ in shape"):
-        compare_outputs(reduce_outputs(maps), reduce_outputs(maps[:, :, :20]))
+        MASKS.compare_outputs(MASKS.keep_outputs(maps), MASKS.keep_outputs(maps[:, :, :20]))
 
 
 def test_maps_of_many_classes_are_computed_in_small_batches(contract: ModelContract) -> None:

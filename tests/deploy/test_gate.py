@@ -15,7 +15,6 @@ from vitrail.deploy.export.comparison import (
     RuntimeSpeed,
     SizeComparison,
     VerificationImages,
-    compare_outputs,
     describe_missing_speedup,
     generate_images,
     measure_speeds,
@@ -24,6 +23,7 @@ from vitrail.deploy.export.comparison import (
 )
 from vitrail.deploy.export.verify import ExportRequest, VerificationError, VerifiedExport, export_and_verify
 from vitrail.deploy.runtimes.open import open_deployed_model
+from vitrail.tasks import TASKS
 
 pytest.importorskip("onnxruntime")
 LOGITS = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
@@ -38,35 +38,37 @@ def changed(count: int) -> np.ndarray:
 
 
 def test_fp32_tolerance():
-    assert tolerances_for("fp32").find_violations(compare_outputs(LOGITS, LOGITS + 0.9e-3)) == []
-    (output,) = tolerances_for("fp32").find_violations(compare_outputs(LOGITS, LOGITS + 1.1e-3))
+    assert tolerances_for("fp32").find_violations(TASKS["single"].compare_outputs(LOGITS, LOGITS + 0.9e-3)) == []
+    (output,) = tolerances_for("fp32").find_violations(TASKS["single"].compare_outputs(LOGITS, LOGITS + 1.1e-3))
     assert "logits differ by 0.0011, more than 0.001" in output
-    assert len(tolerances_for("fp32", 1e-9).find_violations(compare_outputs(LOGITS, changed(1)))) == 2
-    assert tolerances_for("fp32", 1000).find_violations(compare_outputs(LOGITS, changed(1))) == [
+    assert len(tolerances_for("fp32", 1e-9).find_violations(TASKS["single"].compare_outputs(LOGITS, changed(1)))) == 2
+    assert tolerances_for("fp32", 1000).find_violations(TASKS["single"].compare_outputs(LOGITS, changed(1))) == [
         "0.50% of the predictions changed"
     ]
 
 
 def test_lower_precision_may_lose_one_point_of_accuracy():
     targets = LOGITS.argmax(1)
-    assert tolerances_for("int8").find_violations(compare_outputs(LOGITS, changed(2), targets)) == []
-    (output,) = tolerances_for("int8").find_violations(compare_outputs(LOGITS, changed(3), targets))
+    assert tolerances_for("int8").find_violations(TASKS["single"].compare_outputs(LOGITS, changed(2), targets)) == []
+    (output,) = tolerances_for("int8").find_violations(TASKS["single"].compare_outputs(LOGITS, changed(3), targets))
     assert output == "accuracy falls by 1.50 points, more than 1"
-    assert tolerances_for("int8", 1.5).find_violations(compare_outputs(LOGITS, changed(3), targets)) == []
+    assert (
+        tolerances_for("int8", 1.5).find_violations(TASKS["single"].compare_outputs(LOGITS, changed(3), targets)) == []
+    )
     # Answers that change from wrong to wrong cost nothing where labels are known, and count where they are not.
     wrong = (LOGITS.argmax(1) + 2) % 5
-    assert tolerances_for("int8").find_violations(compare_outputs(LOGITS, changed(20), wrong)) == []
-    assert tolerances_for("int8").find_violations(compare_outputs(LOGITS, changed(20))) == [
+    assert tolerances_for("int8").find_violations(TASKS["single"].compare_outputs(LOGITS, changed(20), wrong)) == []
+    assert tolerances_for("int8").find_violations(TASKS["single"].compare_outputs(LOGITS, changed(20))) == [
         "10.00 % of the predictions changed, more than 5 %"
     ]
-    assert tolerances_for("int8").find_violations(compare_outputs(LOGITS, changed(10))) == []
+    assert tolerances_for("int8").find_violations(TASKS["single"].compare_outputs(LOGITS, changed(10))) == []
 
 
 def test_outputs_that_are_not_finite_never_pass():
     bad = LOGITS.copy()
     bad[3, 2] = math.nan
     for precision in ("fp32", "int8"):
-        assert tolerances_for(precision, 1e9).find_violations(compare_outputs(LOGITS, bad)) == [
+        assert tolerances_for(precision, 1e9).find_violations(TASKS["single"].compare_outputs(LOGITS, bad)) == [
             "its outputs are not finite"
         ]
     with pytest.raises(ValueError, match="--tolerance"):
@@ -74,7 +76,7 @@ def test_outputs_that_are_not_finite_never_pass():
 
 
 def test_accuracy_is_paired_with_intervals():
-    score = compare_outputs(LOGITS, changed(4), LOGITS.argmax(1)).score
+    score = TASKS["single"].compare_outputs(LOGITS, changed(4), LOGITS.argmax(1)).score
     assert (score.measure, score.first, score.second) == ("accuracy", 1.0, 0.98)
     assert score.difference == pytest.approx(-0.02)
     assert score.difference_interval[0] < -0.02 < score.difference_interval[1]
@@ -83,7 +85,7 @@ def test_accuracy_is_paired_with_intervals():
 
 def test_multilabel_outputs_are_compared_by_map():
     targets = (LOGITS > 0.5).astype(np.uint8)
-    found = compare_outputs(LOGITS, LOGITS[:, ::-1].copy(), targets, several=True)
+    found = TASKS["multi"].compare_outputs(LOGITS, LOGITS[:, ::-1].copy(), targets)
     assert (found.score.measure, found.score.first) == ("mAP", 1.0)
     assert found.score.second < 0.7
     assert found.agreement < 0.5
@@ -195,7 +197,7 @@ def test_difference_at_another_size_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(
         VerifiedExport,
         "compare_at_sizes",
-        lambda *_: (SizeComparison((16, 16), compare_outputs(LOGITS, LOGITS + 0.1)),),
+        lambda *_: (SizeComparison((16, 16), TASKS["single"].compare_outputs(LOGITS, LOGITS + 0.1)),),
     )
     asked = ExportRequest("onnx", dynamic_size=True, timing_seconds=0.1)
     with pytest.raises(VerificationError, match=r"at 16×16 logits differ by 0\.1"):

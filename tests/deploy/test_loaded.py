@@ -116,3 +116,17 @@ def test_a_model_without_preprocessing_or_classes_is_refused() -> None:
     assert row.label in ("0", "1", "2")
     with pytest.raises(ValueError, match=r"the loaded model has no classifier: use vitrail\.embed"):
         vitrail.predict(bare.replace_head(None), np.zeros((8, 8, 3), np.uint8))
+
+
+def test_a_resized_model_prepares_images_at_its_own_size(place: Place) -> None:
+    root, net, paths = place
+    size = tuple(2 * side for side in net.config.image_size)
+    resized = net.resize(size)  # type: ignore[arg-type]
+    assert resized.preprocessing == net.preprocessing.with_size(size)  # type: ignore[union-attr]
+    rows = list(vitrail.predict(resized, paths[:3]))
+    expected = vitrail.predict(root / "model.safetensors", paths[:3], size=size, runtime="torch")
+    assert [row.predictions for row in rows] == [((row.label, pytest.approx(row.score, rel=1e-4)),) for row in expected]
+    assert net.adapt_channels(1).preprocessing.channels == 1  # type: ignore[union-attr]
+    net = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=3, image_size=8)
+    net.preprocessing = len  # any function of an image may stand there
+    assert net.resize((16, 16)).preprocessing is len

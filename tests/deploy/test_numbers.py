@@ -10,9 +10,10 @@ import pytest
 import vitrail
 from tests import forked
 from tests.deploy.numbers import MEAN, STD, TARGETS, save_regressor, write_table
-from vitrail.deploy.export.comparison import compare_outputs, tolerances_for
+from vitrail.deploy.export.comparison import tolerances_for
 from vitrail.deploy.predict.formats import format_cell
-from vitrail.tasks.numbers import TargetStatistics
+from vitrail.tasks import TASKS
+from vitrail.tasks.comparison import TargetStatistics
 
 STATISTICS = TargetStatistics(MEAN, STD)  # type: ignore[arg-type]
 
@@ -101,7 +102,7 @@ def test_large_numbers_are_written_without_an_exponent(value: float | None, cell
 
 def test_differences_are_in_standard_deviations_of_each_target() -> None:
     first = values()
-    found = compare_outputs(first, shift(first, 0.02), statistics=STATISTICS)
+    found = TASKS["numbers"].compare_outputs(first, shift(first, 0.02), statistics=STATISTICS)
     assert found.what == "numbers"
     assert (found.relative, found.mean_relative) == (pytest.approx(0.02), pytest.approx(0.02))
     assert found.agreement is None
@@ -111,7 +112,7 @@ def test_differences_are_in_standard_deviations_of_each_target() -> None:
 @pytest.mark.parametrize(("deviations", "refused"), [(1e-6, False), (5e-3, True)])
 def test_float_exports_must_not_change_numbers(deviations: float, refused: bool) -> None:
     first = values()
-    found = compare_outputs(first, shift(first, deviations), statistics=STATISTICS)
+    found = TASKS["numbers"].compare_outputs(first, shift(first, deviations), statistics=STATISTICS)
     reasons = tolerances_for("fp32").find_violations(found)
     assert [reason.startswith("numbers differ by 0.005 standard deviations") for reason in reasons] == [True] * refused
 
@@ -120,7 +121,7 @@ def test_rounding_of_large_offsets_is_no_violation() -> None:
     statistics = TargetStatistics((1e6,), (1.0,))  # type: ignore[arg-type]
     first = np.random.default_rng(0).normal(1e6, 1, (20, 1)).astype(np.float32)
     second = np.nextafter(first, np.float32(np.inf))
-    found = compare_outputs(first, second, statistics=statistics)
+    found = TASKS["numbers"].compare_outputs(first, second, statistics=statistics)
     assert found.relative is not None
     assert found.relative > 0.05
     assert not tolerances_for("fp32").find_violations(found)
@@ -130,7 +131,7 @@ def test_rounding_of_large_offsets_is_no_violation() -> None:
 def test_lower_precision_is_judged_by_r2_where_numbers_are_known(noise: float, refused: bool) -> None:
     targets = values()
     second = targets + noise * np.array(STD) * np.random.default_rng(1).normal(size=targets.shape)
-    found = compare_outputs(targets, second, targets, statistics=STATISTICS)
+    found = TASKS["numbers"].compare_outputs(targets, second, targets, statistics=STATISTICS)
     assert found.score is not None
     assert (found.score.measure, found.score.first) == ("R²", 1.0)
     reasons = tolerances_for("int8").find_violations(found)
@@ -141,7 +142,7 @@ def test_lower_precision_is_judged_by_r2_where_numbers_are_known(noise: float, r
 @pytest.mark.parametrize(("deviations", "refused"), [(0.02, False), (0.08, True)])
 def test_lower_precision_is_judged_by_the_mean_change_without_numbers(deviations: float, refused: bool) -> None:
     first = values()
-    found = compare_outputs(first, shift(first, deviations), statistics=STATISTICS)
+    found = TASKS["numbers"].compare_outputs(first, shift(first, deviations), statistics=STATISTICS)
     reasons = tolerances_for("bf16").find_violations(found)
     assert reasons == ["numbers changed by 8.00 % of their standard deviation on average, more than 5 %"] * refused
 
@@ -150,7 +151,7 @@ def test_outputs_that_are_not_finite_are_refused() -> None:
     first = values()
     broken = first.copy()
     broken[3, 1] = np.nan
-    found = compare_outputs(first, broken, first, statistics=STATISTICS)
+    found = TASKS["numbers"].compare_outputs(first, broken, first, statistics=STATISTICS)
     for precision in ("fp32", "int8"):
         assert tolerances_for(precision).find_violations(found) == ["its outputs are not finite"]
 

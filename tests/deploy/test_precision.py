@@ -9,13 +9,16 @@ import torch
 from tests.deploy.asked import images, model, read, vitrail
 from tests.evaluation import made
 from vitrail import evaluate, load, predict, save
-from vitrail.deploy.export.comparison import compare_outputs, tolerances_for
+from vitrail.deploy.export.comparison import tolerances_for
 from vitrail.deploy.export.export import export
 from vitrail.deploy.predict import resume as resuming
+from vitrail.deploy.predict.processes import ProcessShare, share_choices
 from vitrail.deploy.runtimes import exported, int8, precision
 from vitrail.deploy.runtimes import open as opening
 from vitrail.deploy.runtimes.open import open_deployed_model
 from vitrail.deploy.runtimes.precision import CheckedRuntime, PrecisionCheck
+from vitrail.tasks import TASKS
+from vitrail.tasks.comparison import compare_features
 from vitrail.utils.precision import PrecisionChoice
 
 COUNT = 20
@@ -165,12 +168,12 @@ def test_the_python_interface_takes_precisions(place, measured):
 
 def test_changed_confidence_and_features_are_violations():
     logits = np.random.default_rng(0).normal(size=(64, 5)) * 2
-    (reason,) = tolerances_for("bf16").find_violations(compare_outputs(logits, 1.5 * logits))
+    (reason,) = tolerances_for("bf16").find_violations(TASKS["single"].compare_outputs(logits, 1.5 * logits))
     assert reason.startswith("the mean confidence changed by ")
-    assert tolerances_for("bf16").find_violations(compare_outputs(logits, 1.001 * logits)) == []
-    (reason,) = tolerances_for("bf16").find_violations(compare_outputs(logits, -logits, what="features"))
+    assert tolerances_for("bf16").find_violations(TASKS["single"].compare_outputs(logits, 1.001 * logits)) == []
+    (reason,) = tolerances_for("bf16").find_violations(compare_features(logits, -logits))
     assert reason == "features have a cosine of only -1.0000, less than 0.99"
-    assert tolerances_for("bf16").find_violations(compare_outputs(logits, logits, what="features")) == []
+    assert tolerances_for("bf16").find_violations(compare_features(logits, logits)) == []
 
 
 def test_a_check_without_finite_references_stays_in_fp32(place):
@@ -254,3 +257,45 @@ def test_openvino_computes_in_bf16_by_the_same_rule(place, tmp_path, measured, m
     opened = open_deployed_model(path, runtime="openvino")
     assert (opened.choice.precision, opened.choice.why[-31:]) == ("fp32", "does not multiply bf16 natively")
     assert open_deployed_model(path, runtime="openvino", precision="fp32").choice is None
+
+
+def test_an_index_keeps_the_precision_that_was_chosen_for_it(place, tmp_path, measured, capsys):
+    out = tmp_path / "index"
+    arguments = ("search", "index", place / "model.safetensors", place / "photos", "--out", out, "--runtime", "torch")
+    assert vitrail(*arguments, "--precision", "auto") == 0
+    assert "precision: bf16 (measured 2.0 times as fast as fp32 on " in capsys.readouterr().out
+    assert json.loads((out / "index.json").read_text())["model"]["precision"] == "bf16"
+    measured.clear()
+    assert vitrail(*arguments, "--precision", "auto", "--update") == 0
+    assert vitrail("search", "find", out, sorted((place / "photos").rglob("*.*"))[0]) == 0
+    assert not measured
+    refused = tmp_path / "refused"
+    arguments = ("search", "index", place / "broken.safetensors", place / "photos", "--out", refused)
+    assert vitrail(*arguments, "--runtime", "torch", "--precision", "auto") == 0
+    assert json.loads((refused / "index.json").read_text())["model"]["precision"] == "fp32"
+
+
+def test_the_first_process_of_torchrun_chooses_for_all(place, tmp_path, measured, monkeypatch):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    for name, value in (environment | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setattr(precision, "CHOICES", {})  # of another process
+        assert run(place, tmp_path / "a.csv") == 0
+        assert len(measured) == 2  # how long an image takes, and the candidates: by the first process
+    assert len(read(tmp_path / "a.csv")) == COUNT
+    empty = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(empty.port))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ZeroDivisionError), share_choices(ProcessShare(0, 2)):
+        raise ZeroDivisionError
+    monkeypatch.setenv("RANK", "1")
+    with share_choices(ProcessShare(1, 2)):  # it does not wait for a process that failed
+        pass

@@ -16,8 +16,8 @@ from vitrail.cli.predict import resume_command
 from vitrail.deploy.predict import resume as resuming
 from vitrail.deploy.predict.formats import LabelsCSV, PredictionRow
 from vitrail.deploy.predict.parallel import ParallelInference
+from vitrail.deploy.predict.processes import ProcessShare, process_share
 from vitrail.deploy.predict.resume import PartialOutput
-from vitrail.deploy.predict.write import ProcessShare, process_share
 
 FORMS = ["a.csv", "a.jsonl", "f.npy", "f.csv", "f.jsonl"]  # Parquet is killed for real, below
 COUNT = 20

@@ -155,6 +155,11 @@ def test_models_with_other_orders_and_more_classes_are_compared_by_name(data: Pa
     assert (same.difference, same.first_only, same.second_only) == (0, 0, 0)
 
 
+def test_a_mapping_of_classes_is_refused(data: Path) -> None:
+    with pytest.raises(ValueError, match=r"class_map= is for classes, and .* predicts masks: leave it out"):
+        evaluate(build_model(), str(data), class_map="index")
+
+
 def test_rows_of_no_image_are_an_empty_array(data: Path) -> None:
     images = load_dataset(str(data), fractions=(1.0, 0.0, 0.0))["train"]
     rows = task_of(images).reduce_outputs(torch.zeros(0, 3, 8, 8), images, np.zeros(0, np.int64))

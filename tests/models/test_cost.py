@@ -14,7 +14,7 @@ def counted_by_torch(config, batch):
     """Return the multiply-adds by PyTorch's counter, on the meta device, where attention is not fused."""
     with torch.device("meta"):
         model = vitrail.build_from(config).eval().requires_grad_(False)
-        image = torch.empty(batch, config.channels, *config.image_size)
+        image = torch.empty(batch, config.channels, *config.input_size)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(image)
     return counter.get_total_flops() / 2
@@ -80,7 +80,7 @@ def kept_by_autograd(config, batch):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model(torch.randn(batch, config.channels, *config.image_size))
+        output = model(torch.randn(batch, config.channels, *config.input_size))
     assert output.requires_grad
     return sum(size for size, _ in kept.values())
 

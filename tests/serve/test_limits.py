@@ -16,7 +16,9 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 
 from tests.serve.made import FORM, form, held, picture, serving, tiny
 from vitrail.serve import connection
+from vitrail.serve.app import PAGE_FILES
 from vitrail.serve.auth import Tokens, load_tokens
+from vitrail.serve.metrics import KNOWN_PATHS
 from vitrail.serve.server import ServerOptions
 
 
@@ -368,6 +370,8 @@ def test_metrics_group_unknown_paths(client):
     text = client.ask("GET", "/metrics")[1].decode()
     assert 'vitrail_requests_total{code="404",endpoint="other"}' in text
     assert "made/up" not in text
+    for path in PAGE_FILES:
+        assert path in KNOWN_PATHS
     for name in (
         "vitrail_request_seconds_bucket",
         "vitrail_batch_images_bucket",

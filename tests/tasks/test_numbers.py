@@ -16,7 +16,8 @@ from vitrail.deploy.runtimes.base import contract_from_json, contract_to_json
 from vitrail.deploy.runtimes.open import build_contract
 from vitrail.objectives.regression import Regression
 from vitrail.tasks import TASKS, task_of
-from vitrail.tasks.numbers import TargetStatistics, is_regression, read_statistics
+from vitrail.tasks.comparison import TargetStatistics
+from vitrail.tasks.numbers import is_regression, read_statistics
 from vitrail.training.recipe import Data
 
 TASK = TASKS["numbers"]

@@ -322,3 +322,9 @@ def test_recipe_of_an_earlier_version_keeps_its_rule_of_resampling(tmp_path: Pat
     model = load_initial_model(SimpleNamespace(recipe=old))  # pyright: ignore[reportArgumentType]
     assert model.config == old.model
     assert model.training
+
+
+@pytest.mark.parametrize("name", ["finetune", "paper-finetune", "swin-finetune"])
+def test_a_grey_checkpoint_without_preprocessing_gets_that_of_one_channel(name: str) -> None:
+    init = vitrail.configure("Swin-T" if name == "swin-finetune" else "S/16", channels=1)
+    assert build_recipe(name, facts(init=init), Data("somewhere")).preprocessing.channels == 1

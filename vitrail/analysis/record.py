@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.analysis.heads import LayerHeads
-from vitrail.models.base import Model, TokenModel
+from vitrail.models.base import Model, TokenModel, Unsupported
 from vitrail.nn.attention import MSA
 from vitrail.nn.position import NO_POSITION, LayerPosition
 from vitrail.nn.recording import AttentionLayer
@@ -113,6 +113,8 @@ class AttentionHook:
 @contextmanager
 def watch_attention(vit: TokenModel, callback: HeadsCallback, layers: list[int] | None = None) -> Iterator[None]:
     """Call `callback` with queries and keys of each of these layers (default: all) whenever it runs."""
+    if vit.config.block.is_divided:
+        raise Unsupported("recording attention does not support divided attention: use block='pre'")
     with disable_compile(), ExitStack() as stack:
         for layer in range(1, len(vit.blocks) + 1) if layers is None else layers:
             msa = vit.blocks[layer - 1].msa
@@ -235,7 +237,7 @@ def record_attention(
         add_attention(layer, attention if rows is None else attention[..., rows, :])
 
     if found.config.has_tokens:
-        watching = watch_attention(found.require_tokens("recording attention"), add_heads, numbers)
+        watching = watch_attention(found.require_tokens("recording attention", clips=True), add_heads, numbers)
     else:
         watching = watch_windows(found.attention_layers(found.config.image_size), add_windows, numbers)
     with watching:

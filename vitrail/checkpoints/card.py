@@ -24,7 +24,9 @@ def describe_architecture(config: ModelConfig) -> dict[str, str]:
     """Return the facts of an architecture, one line each."""
     height, width = config.image_size
     image = f"{height}×{width}, {config.channels} channel{'s' if config.channels != 1 else ''}"
-    facts = {"model": config.describe(), "image": image, **config.facts()}
+    if config.frames is not None:
+        image = f"{config.frames} frames of {image}"
+    facts = {"model": config.describe(), "image" if config.frames is None else "clip": image, **config.facts()}
     facts["classes"] = "none: returns features" if config.classes is None else f"{config.classes:,}"
     return facts
 

@@ -33,6 +33,7 @@ from vitrail.models.vit_config import parse_resampling
 ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
 ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window", "periods", "block")
+ARCHITECTURE_KEYS += ("frames",)  # of a clip
 ARCHITECTURE_KEYS += ("text_heads", "text_gelu", "text_eps", "text_token")  # of a text tower
 PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
@@ -321,6 +322,7 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
         "eps": float,
         "crop": float,
         "window": int,
+        "frames": int,
         "text_heads": int,
         "text_eps": float,
         "text_token": int,
@@ -342,7 +344,7 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"invalid value assume={{{name!r}: {given[name]!r}}}: see `vitrail describe --help`"
             ) from None
     limits: dict[str, float] = {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1, "window": 1_000}
-    for name, most in (limits | {"text_heads": 100_000, "text_eps": 1}).items():
+    for name, most in (limits | {"frames": 100_000, "text_heads": 100_000, "text_eps": 1}).items():
         if name in parsed and not 0 < parsed[name] <= most:
             raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")
     if 0 < parsed.get("crop", 1) < 0.01:

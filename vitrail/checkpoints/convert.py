@@ -42,6 +42,7 @@ from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
 LOGIT_TOLERANCE = 1e-4  # relative to the largest logit, between the model read and the model written
+MOTION = 4  # pixels from frame to frame, in a clip of the photograph
 State = dict[str, Tensor]
 
 
@@ -245,6 +246,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, TwoTowersConfig):
         return collect_assumptions(config.image) | towers.collect_assumptions(config)
     facts: dict[str, Any] = {"size": config.image_size}
+    if config.frames is not None:
+        facts["frames"] = config.frames
     if isinstance(config, TokenConfig):
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
@@ -329,13 +332,14 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
         == isinstance(wanted.pool, Mean),
         f"{getattr(wanted.position, 'precision', '')} periods": read.position == wanted.position
         or not isinstance(wanted.position, RotaryDINOv3),
+        f"{wanted.frames} frames": read.frames == wanted.frames,
         f"the image size {wanted.image_size[0]}×{wanted.image_size[1]}": read.image_size == wanted.image_size,
     }
     return [fact for fact, same in facts.items() if not same]
 
 
 def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
-    """Return the photograph preprocessed for the model, [1, C, H, W]."""
+    """Return the photograph preprocessed for the model, [1, C, H, W]; for clips moving sideways, [1, C, T, H, W]."""
     config = contract.config
     pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
     if pipeline.channels not in (1, 3, 4):
@@ -345,7 +349,10 @@ def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
             x = pipeline(image)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{image_path}: {error}") from None
-    return x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels].unsqueeze(0)
+    x = x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels].unsqueeze(0)
+    if config.frames is None:
+        return x
+    return torch.stack([x.roll(MOTION * frame, -1) for frame in range(config.frames)], 2)
 
 
 @torch.inference_mode()

@@ -18,10 +18,13 @@ from vitrail.checkpoints.formats import (
     google,
     mvit,
     swin,
+    timesformer,
     timm,
     torchvision,
     transformers,
+    videomae,
     vit_pytorch,
+    vivit,
 )
 from vitrail.checkpoints.formats import towers as towers_formats
 from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
@@ -29,8 +32,9 @@ from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
 # In the order in which they are tried.
+CLIPS = (videomae, vivit, timesformer)
 PROJECTS = (
-    *(dinov3, eva, beit, timm, transformers, clip_transformers, google, torchvision, clip),
+    *(*CLIPS, dinov3, eva, beit, timm, transformers, clip_transformers, google, torchvision, clip),
     *(vit_pytorch, swin, mvit, eomt),
 )
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
@@ -81,7 +85,7 @@ def detect_format(
     for form in TOWER_FORMATS if towers else FORMATS:
         for root in form.roots:
             names = formats.TensorNames(inner, root)
-            if not all(names.find(name) for name in form.required_keys):
+            if not form.matches(names):
                 continue
             try:
                 assumptions = formats.Assumptions(form.parse_settings(settings) | given)

@@ -60,15 +60,21 @@ def flatten_patches(channels: int, patch: int) -> TensorTransform:
     return TensorTransform(read=lambda t: [t[0].flatten(1)], write=lambda o: [o[0].unflatten(1, shape)])
 
 
-def reorder_patches(channels: int, patch: int, dim: int = -1) -> TensorTransform:
-    """Return the transform from patches flattened pixel by pixel (theirs) to channel by channel (ours)."""
+def flatten_tubelets(channels: int, frames: int, patch: int) -> TensorTransform:
+    """Return the transform from a convolution's [D, C, F, P, P] to a matrix [D, C·F·P²]."""
+    shape = (channels, frames, patch, patch)
+    return TensorTransform(read=lambda t: [t[0].flatten(1)], write=lambda o: [o[0].unflatten(1, shape)])
+
+
+def reorder_patches(channels: int, patch: int, dim: int = -1, frames: int = 1) -> TensorTransform:
+    """Return the transform from patches, of clips tubelets, flattened pixel by pixel (theirs) to channel by channel (ours)."""
 
     def read(theirs: Tensors) -> Tensors:
-        pixels = theirs[0].movedim(dim, -1).unflatten(-1, (patch, patch, channels))
+        pixels = theirs[0].movedim(dim, -1).unflatten(-1, (frames * patch, patch, channels))
         return [pixels.movedim(-1, -3).flatten(-3).movedim(-1, dim).contiguous()]
 
     def write(ours: Tensors) -> Tensors:
-        pixels = ours[0].movedim(dim, -1).unflatten(-1, (channels, patch, patch))
+        pixels = ours[0].movedim(dim, -1).unflatten(-1, (channels, frames * patch, patch))
         return [pixels.movedim(-3, -1).flatten(-3).movedim(-1, dim).contiguous()]
 
     return TensorTransform(read, write)

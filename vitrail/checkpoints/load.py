@@ -1,6 +1,7 @@
 """`vitrail.load` and `vitrail.save`, and the weights file, name and checksum of a trained model."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,9 +29,9 @@ from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.checkpoints.known_models import check_known, expand_name
 from vitrail.data.preprocessing import PIL_MODES, Preprocessing
 from vitrail.data.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
-from vitrail.models.adapt import KEEP, with_channels, with_classes, with_size
+from vitrail.models.adapt import KEEP, with_channels, with_classes, with_frames, with_size
 from vitrail.models.base import Model, ModelConfig, State, image_sides, remove_calibration
-from vitrail.models.registry import lay_out
+from vitrail.models.registry import FAMILIES, lay_out
 from vitrail.models.two_towers import TwoTowers
 
 MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
@@ -47,6 +48,7 @@ def load(
     classes: int | None = KEEP,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
+    frames: int | None = None,
     revision: str | None = None,
     adapter: str | Path | None = None,
     mmap: bool = True,
@@ -57,13 +59,13 @@ def load(
     `path` is a file, a directory, `hf://owner/name` on the Hugging Face Hub (at a `revision`), or a name of `vitrail
     models` ("deit-tiny"). `model.labels` and `model.preprocessing` are loaded with it. Weights are converted to `dtype`;
     None keeps the stored one. `assume` gives facts that tensors do not determine (`{"heads": 6}`), `take` selects one of
-    several models in a file, and `classes`, `image_size`, `channels` adapt the model. `adapter` is a PEFT directory whose
-    low-rank additions (LoRA) are merged. `mmap` leaves the weights in the pages of a safetensors file, copied on write:
-    fast, and suitable for training, but a program that overwrites that file in place (vitrail never does) would change the
-    model.
+    several models in a file, and `classes`, `image_size`, `channels`, `frames` (of a clip) adapt the model. `adapter` is a
+    PEFT directory whose low-rank additions (LoRA) are merged. `mmap` leaves the weights in the pages of a safetensors
+    file, copied on write: fast, and suitable for training, but a program that overwrites that file in place (vitrail never
+    does) would change the model.
     """
     with open_and_detect(resolve_path(path, revision), assume, take) as checkpoint:
-        changes = {"classes": classes, "image_size": image_size, "channels": channels}
+        changes = {"classes": classes, "image_size": image_size, "channels": channels, "frames": frames}
         return read_model(checkpoint, dtype, device, allow_missing, adapter, mmap, progress, **changes)
 
 
@@ -132,8 +134,16 @@ def resolve_path(path: str | Path, revision: str | None = None, towers: bool = F
     if revision is not None:
         raise ValueError(f"revision needs hf://owner/name, and {path} is a local path")
     if isinstance(path, str):
+        check_architecture(path)
         check_known(path)
     return Path(path)
+
+
+def check_architecture(path: str) -> None:
+    """Raise FileNotFoundError for the name of an architecture, such as S/16, which has no weights."""
+    if any(family.matches(path) for family in FAMILIES.values()) and not os.path.exists(path):
+        trained = "`vitrail models` lists trained models"
+        raise FileNotFoundError(f"{path} names an architecture, without weights: {trained}, model={path!r} trains one")
 
 
 def build_meta_model(config: ModelConfig) -> Model:
@@ -197,10 +207,11 @@ def adapt_state(
     classes: int | None = KEEP,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
+    frames: int | None = None,
 ) -> tuple[CheckpointContract, State]:
-    """Return a contract and its tensors for other classes, another image size or other channels."""
+    """Return a contract and its tensors for other classes, another image size, other channels or frames."""
     config, labels, pipeline, card = contract.config, contract.labels, contract.preprocessing, contract.card
-    for name, number in (("classes", classes), ("image size", image_size), ("channels", channels)):
+    for name, number in (("classes", classes), ("image size", image_size), ("channels", channels), ("frames", frames)):
         if number is not KEEP and number is not None and max(image_sides(number)) > MAX_CONFIG_VALUE:
             raise ValueError(f"{name} must be at most {MAX_CONFIG_VALUE:,}, got {number}")
     if classes is not KEEP and classes != config.classes:
@@ -209,6 +220,8 @@ def adapt_state(
     if image_size is not None and image_sides(image_size) != config.image_size:
         config, state = with_size(config, state, image_sides(image_size))
         pipeline = None if pipeline is None else pipeline.with_size(config.image_size)
+    if frames is not None and frames != config.frames:
+        config, state = with_frames(config, state, frames)
     if channels is not None and channels != config.channels:
         config, state = with_channels(config, state, channels)
         pipeline = None if pipeline is None else pipeline.with_channels(channels)

@@ -1,4 +1,5 @@
-"""Masked autoencoders with their decoder: Facebook's names, transformers' `ViTMAEForPreTraining`, and vitrail's own file.
+"""Masked autoencoders with their decoder: Facebook's names, transformers' `ViTMAEForPreTraining`, and vitrail's own file; of
+clips, VideoMAE's names and transformers' `VideoMAEForPreTraining` (`formats/videomae.py`).
 
 The own file, `pretraining.safetensors`, is an artifact of the encoder that also holds the decoder's tensors, described in its
 card. Loaded as a model, it is the encoder.
@@ -16,13 +17,13 @@ from vitrail.checkpoints import convert, keys, targets
 from vitrail.checkpoints.artifact import CheckpointContract, check_bounds, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, no_progress, open_and_detect
 from vitrail.checkpoints.detect import Detection, account_tensors
-from vitrail.checkpoints.formats import GELUS, Reasons, TensorNames, get_object, timm, transformers
+from vitrail.checkpoints.formats import GELUS, Reasons, TensorNames, get_object, timm, transformers, videomae
 from vitrail.checkpoints.io.source import checkpoint_error
 from vitrail.checkpoints.keys import KeyMapping, KeyTable
 from vitrail.checkpoints.load import KEEP, SkipInit, assemble_model, check_state, resolve_path
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for
-from vitrail.models.base import State, TokenConfig, TokenModel
+from vitrail.models.base import ModelConfig, State, TokenConfig, TokenModel
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, reconstruct_patches
 from vitrail.models.sizes import Size
 from vitrail.models.vit_config import ViTConfig
@@ -35,7 +36,7 @@ from vitrail.utils.json import dataclass_from_json, to_json
 
 DECODER_PREFIX = "decoder."  # of the decoder's tensors in vitrail's own file
 CARD_KEY = "pretraining"  # in the card of vitrail's own file
-DECODER_FORMATS = ("vitrail", "timm", "hf")  # that can hold a decoder; `timm` has Facebook's names
+DECODER_FORMATS = ("vitrail", "timm", "hf", "videomae")  # that can hold a decoder; `timm` has Facebook's names
 
 
 @dataclass
@@ -74,10 +75,21 @@ HUGGING_FACE = DecoderNaming(
 # The names that version 5 of transformers writes; it reads both.
 HUGGING_FACE_V5 = replace(HUGGING_FACE, layers="decoder.decoder_encoder.layer.")
 DECODER_NAMINGS = {"timm": FACEBOOK, "hf": HUGGING_FACE}
+CLIP_NAMINGS = {"hf": videomae.TRANSFORMERS, "videomae": videomae.RELEASE}
+CLIP_FORMATS = {
+    "transformers videomae": videomae.TRANSFORMERS,
+    "transformers videomae modules": videomae.TRANSFORMERS_MODULES,
+    "videomae": videomae.RELEASE,
+}
+INNER_ROOTS = ("vit.", "videomae.", "encoder.")  # of the encoder beside a decoder
 
 
-def map_autoencoder(config: TokenConfig, spec: Decoder, naming: DecoderNaming) -> KeyTable:
+def map_autoencoder(config: TokenConfig, spec: Decoder, naming: DecoderNaming | videomae.Naming) -> KeyTable:
     """Return the key table of encoder and decoder in a format; our names are those of `Autoencoder.state_dict`."""
+    if isinstance(naming, videomae.Naming):
+        root = naming.root or "encoder."
+        encoder = keys.select_mappings(videomae.build_table(config, root, naming))
+        return [*encoder, *videomae.map_decoder(config, spec, naming, DECODER_PREFIX)]
 
     def map_encoder(config: TokenConfig, root: str) -> list[KeyMapping]:
         facebook = naming is FACEBOOK
@@ -145,9 +157,9 @@ def read_mae(
         spec, mask, recorded_norm_pix, detection = detect_decoder(checkpoint, decoder_heads)
         state = replace(checkpoint, detection=detection).read_state(progress=progress)
     contract, (encoder, ours) = checkpoint.contract, split_state(state)
-    decoder = build_meta_decoder(contract.config.require_tokens("a masked autoencoder"), spec)
+    decoder = build_meta_decoder(contract.config.require_tokens("a masked autoencoder", clips=True), spec)
     decoder.load_state_dict({n.removeprefix(DECODER_PREFIX): t.float() for n, t in ours.items()}, assign=True)
-    model = assemble_model(contract, encoder, torch.float32).require_tokens("a masked autoencoder")
+    model = assemble_model(contract, encoder, torch.float32).require_tokens("a masked autoencoder", clips=True)
     return Autoencoder(model, decoder.eval(), mask, recorded_norm_pix if norm_pix is None else norm_pix)
 
 
@@ -164,6 +176,13 @@ def detect_decoder(checkpoint: Checkpoint, decoder_heads: int | None = None) -> 
                 raise ValueError("the file records the heads of its decoder: leave out decoder_heads")
             decoder, mask, norm_pix = read_decoder_card(checkpoint.contract, config)
             table: KeyTable = [keys.map_key(name, name) for name in build_autoencoder_meta_state(config, decoder)]
+        elif detection.format in CLIP_FORMATS:
+            clip_naming, wrapper = CLIP_FORMATS[detection.format], remove_inner_root(detection.root)
+            settings = get_object(checkpoint.source.settings, "config.json")
+            names = TensorNames(shapes, wrapper)
+            decoder = videomae.read_decoder(names, config, clip_naming, decoder_heads, settings)
+            mask, norm_pix = 0.9, bool(settings.get("norm_pix_loss", True))
+            table = keys.add_root(map_autoencoder(config, decoder, clip_naming), wrapper)
         else:
             naming = FACEBOOK if detection.format == "timm" else HUGGING_FACE
             wrapper = detection.root if naming is FACEBOOK else detection.root.removesuffix("vit.")
@@ -185,9 +204,15 @@ def detect_decoder(checkpoint: Checkpoint, decoder_heads: int | None = None) -> 
 def has_decoder(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint holds a decoder."""
     marks = {"vitrail": f"{DECODER_PREFIX}embed.weight", "timm": "decoder_embed.weight"}
+    marks |= dict.fromkeys(CLIP_FORMATS, "encoder_to_decoder.weight")
     mark = marks.get(checkpoint.detection.format, "decoder.decoder_embed.weight")
     root = checkpoint.detection.root
-    return any(name in checkpoint.source.specs for name in (root + mark, root.removesuffix("vit.") + mark))
+    return any(name in checkpoint.source.specs for name in (root + mark, remove_inner_root(root) + mark))
+
+
+def remove_inner_root(root: str) -> str:
+    """Return the prefix of all names, from that of the encoder's."""
+    return root.removesuffix(next((inner for inner in INNER_ROOTS if root.endswith(inner)), ""))
 
 
 def read_decoder_config(
@@ -206,13 +231,18 @@ def read_decoder_config(
 def read_decoder_card(contract: CheckpointContract, config: TokenConfig) -> tuple[Decoder, float, bool]:
     """Return the decoder, mask ratio and norm_pix in the card of vitrail's own file."""
     card = contract.card.get(CARD_KEY)
-    if not isinstance(card, dict) or card.get("method") != "mae":
+    if not isinstance(card, dict) or card.get("method") != choose_method(config):
         raise ValueError("its card has no description of the decoder")
     check_bounds(card.get("decoder"), "decoder")
     decoder = dataclass_from_json(card.get("decoder"), Decoder, "decoder").fill_sizes(config)
     if type(card.get("norm_pix")) is not bool:
         raise ValueError(f"norm_pix must be true or false, got {card.get('norm_pix')!r}")
     return decoder, _check_mask_ratio(card.get("mask")), card["norm_pix"]
+
+
+def choose_method(config: ModelConfig) -> str:
+    """Return the name of the pre-training method of a model of images or of clips."""
+    return "mae" if config.frames is None else "videomae"
 
 
 def _check_mask_ratio(value: Any) -> float:
@@ -239,7 +269,12 @@ def write_mae(
     state, notes = autoencoder.state_dict(), []
     targets.check_output_name(to, out)
     check_state(state, build_autoencoder_meta_state(model.config, autoencoder.decoder.spec))
-    if to != "vitrail":
+    if to != "vitrail" and model.config.frames is not None:
+        targets.check_expressible(to, model.config, contract.preprocessing)
+        if to not in CLIP_NAMINGS:
+            raise ValueError(f"{to!r} does not store the decoder of clips: use vitrail, {', '.join(CLIP_NAMINGS)}")
+        notes = list_unrecorded(model.config, model.config, autoencoder, to)
+    elif to != "vitrail":
         config, state = restate_autoencoder(model.config, state)
         if reasons := [reason for reason, holds in list_mae_limits(config).items() if holds]:
             raise ValueError(f"published masked autoencoders cannot express this model: {'; '.join(reasons)}")
@@ -264,12 +299,17 @@ def write_files(path: Path, state: State, contract: CheckpointContract, autoenco
     assert isinstance(contract.config, TokenConfig)
     if to == "vitrail":
         settings = {"mask": autoencoder.mask_ratio, "norm_pix": autoencoder.norm_pix}
-        card = {"method": "mae", "decoder": to_json(spec), **settings}
+        card = {"method": choose_method(contract.config), "decoder": to_json(spec), **settings}
         save_artifact(path, state, replace(contract, card={**contract.card, CARD_KEY: card}))
         return
-    theirs = keys.export_state(map_autoencoder(contract.config, spec, DECODER_NAMINGS[to]), state)
-    if to == "timm":
+    namings = DECODER_NAMINGS if contract.config.frames is None else CLIP_NAMINGS
+    theirs = keys.export_state(map_autoencoder(contract.config, spec, namings[to]), state)
+    if to != "hf":
         targets.write_weights_file(path, theirs, contract)
+        return
+    if contract.config.frames is not None:
+        more = videomae.build_decoder_settings(spec, autoencoder.norm_pix)
+        targets.write_transformers_directory(path, theirs, contract, more)
         return
     more = {
         "architectures": ["ViTMAEForPreTraining"],
@@ -313,8 +353,10 @@ def list_unrecorded(before: TokenConfig, after: TokenConfig, autoencoder: Autoen
         notes.append("fixed positions are written as a table")
     if before.pool != after.pool:
         notes.append("the format does not store mean pooling")
-    if to == "timm":
-        spec = autoencoder.decoder.spec
+    spec = autoencoder.decoder.spec
+    if to == "hf" and before.frames is not None and (spec.norm_eps or before.eps) != videomae.TRANSFORMERS.mean_eps:
+        notes.append(f"transformers has an eps of {videomae.TRANSFORMERS.mean_eps:g} in the decoder's last norm")
+    if to != "hf":
         heads = f"{before.size.heads} heads, the decoder's {spec.heads}"
         settings = f"mask {autoencoder.mask_ratio:g} and norm_pix {autoencoder.norm_pix}"
         notes.append(f"the file does not record {heads}, {settings}: give them when loading")
@@ -353,7 +395,7 @@ def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options
     if licence is not None:
         read.model.card = {**read.model.card, "licence": licence}
     report = write_mae(read, out, to, image_path=options.get("image_path", convert.SAMPLE_IMAGE))
-    if form == "timm":  # Facebook's names
+    if form in ("timm", "videomae"):  # the names of the releases
         heads = read.decoder.spec.heads
         report.notes.append(f"assumed, because the file does not record them: {heads} decoder heads, norm_pix True")
     return report

@@ -22,11 +22,14 @@ from vitrail.checkpoints.formats import (
     google,
     mvit,
     swin,
+    timesformer,
     timm,
     torchvision,
     towers,
     transformers,
+    videomae,
     vit_pytorch,
+    vivit,
 )
 from vitrail.checkpoints.io import npz, safetensors
 from vitrail.checkpoints.io import pytorch as pickled
@@ -42,7 +45,7 @@ from vitrail.nn.block import ResPostNorm
 from vitrail.nn.head import Similarity
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP
-from vitrail.nn.position import Learned1D, Relative, RotaryDINOv3, RotaryEVA02
+from vitrail.nn.position import Factorised, Learned1D, Relative, RotaryDINOv3, RotaryEVA02, Sinusoid1D
 
 State = dict[str, Tensor]
 
@@ -72,6 +75,8 @@ def write_transformers_directory(
         settings = towers.build_settings(config, dtype)
     elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
         settings = dinov3.build_settings(config, dtype)
+    elif config.frames is not None:
+        settings = choose_clip_project(config).build_settings(config.require_tokens("transformers", clips=True), dtype)
     elif beit.is_beit(config):
         settings = beit.build_settings(config.require_tokens("transformers' format"), dtype)
     else:
@@ -79,6 +84,8 @@ def write_transformers_directory(
     files = transformers.build_files(
         settings | dict(more or {}), config.classes, contract.labels, contract.preprocessing
     )
+    if config.frames is not None and "preprocessor_config.json" in files:
+        files["preprocessor_config.json"]["image_processor_type"] = "VideoMAEImageProcessor"
     if contract.tokenizer is not None:
         files |= towers.build_tokenizer_files(contract.tokenizer)
     for name, content in files.items():
@@ -148,7 +155,7 @@ TARGETS: dict[str, ConversionTarget] = {
         "torchvision",
         torchvision.list_limits,
         torchvision.map_vit,
-        families=frozenset({"vit", "swin"}),
+        families=frozenset({"vit", "swin", "mvit"}),
         resampling=lambda config: "torchvision",
     ),
     "vit-pytorch": ConversionTarget(
@@ -207,6 +214,65 @@ EVA_TARGET = ConversionTarget(
     restate_bias=lambda config, state: (config, state),
 )
 TARGETS["dinov3"] = DINOV3_TARGETS["dinov3"]
+
+
+def _make_clip_target(
+    project: Any, naming: videomae.Naming | timesformer.Naming, root: str | None = None, **more: Any
+) -> ConversionTarget:
+    return ConversionTarget(
+        naming.title,
+        lambda config: project.list_limits(config, naming),
+        lambda config: project.build_table(config, root, naming),
+        supports_fixed_positions=True,
+        **{"restate_bias": lambda config, state: (config, state), **more},
+    )
+
+
+# The targets of models of clips.
+DIRECTORY: dict[str, Any] = {"suffixes": (), "write": write_transformers_directory}
+VIDEOMAE_TARGETS = {
+    "hf": _make_clip_target(
+        videomae,
+        videomae.TRANSFORMERS,
+        list_notes=lambda config, state: videomae.list_notes(config, videomae.TRANSFORMERS),
+        **DIRECTORY,
+    ),
+    "videomae": _make_clip_target(
+        videomae,
+        videomae.RELEASE,
+        list_notes=lambda config, state: videomae.list_notes(config, videomae.RELEASE),
+    ),
+}
+TIMESFORMER_TARGETS = {
+    "hf": _make_clip_target(
+        timesformer,
+        timesformer.TRANSFORMERS,
+        resampling=lambda config: "timesformer",
+        restate_bias=with_key_bias,
+        **DIRECTORY,
+    ),
+    "timesformer": _make_clip_target(
+        timesformer,
+        timesformer.RELEASE,
+        "",
+        resampling=lambda config: "timesformer",
+        restate_bias=with_key_bias,
+    ),
+}
+VIVIT_TARGETS = {
+    "hf": ConversionTarget(
+        vivit.TITLE, vivit.list_limits, vivit.build_table, resampling=lambda config: "transformers", **DIRECTORY
+    )
+}
+TARGETS |= {"videomae": VIDEOMAE_TARGETS["videomae"], "timesformer": TIMESFORMER_TARGETS["timesformer"]}
+
+
+def choose_clip_project(config: ModelConfig) -> Any:
+    """Return the module of the project whose code computes a model of clips, by its positions."""
+    position = getattr(config, "position", None)
+    return timesformer if isinstance(position, Factorised) else videomae if position == Sinusoid1D() else vivit
+
+
 assert ("vitrail", *TARGETS) == TARGET_NAMES
 
 
@@ -234,6 +300,9 @@ def get_target(to: str, config: ModelConfig) -> ConversionTarget:
     """Return the target of a format for this kind of model."""
     if not isinstance(config, TokenConfig):
         return TARGETS[to]
+    if config.frames is not None:
+        projects = {timesformer: TIMESFORMER_TARGETS, videomae: VIDEOMAE_TARGETS, vivit: VIVIT_TARGETS}
+        return projects[choose_clip_project(config)].get(to, TARGETS[to])
     if isinstance(config.position, RotaryDINOv3):
         return DINOV3_TARGETS.get(to, TARGETS[to])
     if beit.is_beit(config):
@@ -278,7 +347,7 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
     if isinstance(config, SwinConfig):
         return swin.build_table(config, swin.TARGETS[to])
     if isinstance(config, MViTConfig):
-        return mvit.build_table(config)
+        return mvit.TARGETS[to](config)
     if isinstance(config, SegmenterConfig):
         return eomt.map_eomt(config)
     if isinstance(config, TwoTowersConfig):

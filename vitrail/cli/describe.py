@@ -12,6 +12,8 @@ preprocessing, and whether all values are finite.
 examples:
   vitrail describe B/16 --size 384 --batch 8
   vitrail describe S/16 --position sincos2d --pool mean --registers 4 --channels 1 --size 160x224
+  vitrail describe B/16 --frames 16 --tubelet 2
+  vitrail describe MViTv2-S --frames 16
   vitrail describe Ti/4 --width 128 --depth 6 --heads 4 --size 28 --channels 1 --classes 10
   vitrail describe R152x4 --json
   vitrail describe deit_tiny.safetensors
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SUFFIXES = (*WEIGHT_SUFFIXES, ".ckpt", ".index.json")
 SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
+CLIP_OPTIONS = ("frames", "tubelet")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -46,7 +49,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
     parser.add_shared("--size N|HxW", note="224", default=(224, 224))
     parser.add_option("--batch N", "images per batch [1]", int, default=1)
-    parser.add_shared("--classes N", note="1000", default=1000)
+    parser.add_shared("--classes N", note="1000, of an MViT of clips 400", default=argparse.SUPPRESS)
     parser.add_shared("--channels N", note="3", default=3)
     parser.add_shared("--json")
     slots = parser.add_group("slots of a Vision Transformer")
@@ -57,6 +60,8 @@ def add_arguments(parser: CommandParser) -> None:
     slots.add_option("--registers N", "number of register tokens [0]", int)
     slots.add_option("--layer-scale X", "initial value of LayerScale [no LayerScale]", float)
     slots.add_option("--qk-norm", "normalise queries and keys")
+    slots.add_option("--frames N", "frames of a clip, for a model of clips [a model of images]", int)
+    slots.add_option("--tubelet N", "frames of a tubelet, the patch of a clip [2]", int)
     for name in SIZE_OPTIONS:
         slots.add_option(f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
     parser.add_checkpoint_options()
@@ -73,8 +78,10 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.models.flops import count
     from vitrail.models.registry import configure
 
-    names = ("classes", "channels", *SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, "root")
-    given = {"classes": options.classes} | given_options(options, names)
+    names = ("channels", *SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, *CLIP_OPTIONS, "root")
+    given = given_options(options, names)
+    if "classes" in options:  # none counts as given
+        given["classes"] = options.classes
     cost = count(configure(options.model, image_size=options.size, **given), options.batch)
     return print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
 
@@ -116,8 +123,11 @@ def format_cost_table(name: str, cost: "Cost") -> list[str]:
         rows.append((label, shape, f"{count * first.params:,}", macs, kept))
     rows.append(("total", "", f"{cost.params:,}", format_count(cost.macs), format_bytes(cost.activation_bytes)))
     height, width = cost.image_size
+    batch, size = format_image_count(cost.batch), f"{height}×{width}"
+    if cost.frames is not None:
+        batch, size = f"{cost.batch} {'clip' if cost.batch == 1 else 'clips'}", f"{cost.frames}×{size}"
     return [
-        f"{name}: {format_image_count(cost.batch)} of {height}×{width}, 32-bit floats",
+        f"{name}: {batch} of {size}, 32-bit floats",
         "",
         *format_table(rows, right=(2, 3, 4), rules=(1, len(rows) - 1)),
         "",
@@ -136,11 +146,12 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
         fact = f"only the tokens that the head reads are computed; with all tokens {every} multiply-adds"
         facts.append(("last layer", fact))
     if cost.tokens:
+        one = "image" if cost.frames is None else "clip"
         matrix, total = format_bytes(cost.attention_bytes_per_matrix), format_bytes(cost.attention_bytes_total)
         facts += [
-            ("tokens", f"{cost.tokens:,} per image"),
+            ("tokens", f"{cost.tokens:,} per {one}"),
             ("attention", f"{cost.attention_entries:,} entries, {matrix}, per attention matrix between patches;"),
-            ("", f"{cost.attention_matrices} matrices, {total} per image, computed and never stored"),
+            ("", f"{cost.attention_matrices:,} matrices, {total} per {one}, computed and never stored"),
         ]
     return facts
 

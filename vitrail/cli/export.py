@@ -15,6 +15,7 @@ examples:
   vitrail export deit_tiny.safetensors deit.onnx --dynamic-size       positions resampled in the graph
   vitrail export deit_tiny.safetensors fast.xml --merge 8 --verify photos
   vitrail export runs/photos-finetune-1 small.onnx --int8 --verify photos   sensitive layers stay in float
+  vitrail export deit_tiny.safetensors fast.xml --precision auto --verify photos    bf16 if it pays on this processor
   vitrail export deit_tiny.safetensors deit.pt2                       torch.export program
 """
 
@@ -61,6 +62,8 @@ def add_arguments(parser: CommandParser) -> None:
     kinds |= {"fp16": "weights in half precision", "bf16": "weights in bfloat16"}
     for kind, text in kinds.items():
         precision.add_argument(f"--{kind}", action="store_true", help=text)
+    computed = "precision of matrix products [fp32; auto: bf16 if native, faster and within the tolerance]"
+    precision.add_argument("--precision", choices=("auto", "fp32", "bf16"), help=computed)
     proof = parser.add_group("verification")
     proof.add_option("--verify DATA", "images to compare on, labelled or not [generated images]")
     proof.add_shared("--split NAME", "--map FILE", "--label-from REGEX")
@@ -102,16 +105,19 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
 
     from vitrail.checkpoints.load import find_weights
     from vitrail.cli.export_images import load_calibration_images, load_verification_images
+    from vitrail.deploy.export.precision import check_computed_precision, export_in_fastest_precision
     from vitrail.deploy.export.verify import ExportRequest, export_and_verify
     from vitrail.deploy.runtimes.open import open_checkpoint
 
+    check_computed_precision(target, options.precision or "fp32")
     progress = count_progress()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     cpu, assume = torch.device("cpu"), parse_assumptions(options)
     deployed = open_checkpoint(options.model, cpu, None, options.merge, options.size, assume, options.take, "fp32")
     assert deployed.model is not None
-    precision = next((name for name in ("int8", "fp16", "bf16") if getattr(options, name)), "fp32")
+    precision = next((name for name in ("int8", "fp16", "bf16") if getattr(options, name)), options.precision or "fp32")
+    is_auto = precision == "auto"
     graph = (options.uint8, options.dynamic_size, options.merge, precision)
     request = ExportRequest(target, *graph, options.tolerance, options.force, options.threads)
     images, notes, names = load_verification_images(options, deployed, progress)
@@ -123,7 +129,8 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
         print(f"note: {spell_options(note, options.flags)}", file=sys.stderr)
     path = find_weights(options.model)
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
-    return export_and_verify(
+    write = export_in_fastest_precision if is_auto else export_and_verify
+    return write(
         deployed.model,
         deployed.contract,
         options.out,

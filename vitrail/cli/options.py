@@ -166,7 +166,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
         f"pool=class|mean, block=pre|res-post, channels=3, resampling={'|'.join(RESAMPLING_NAMES)} "
         "(rule for positions at other image sizes, "
-        "named after its project), periods=float32|bfloat16 (of DINOv3's rotation); preprocessing: "
+        "named after its project), periods=float32|bfloat16 (of DINOv3's rotation), frames=16 (of a clip); preprocessing: "
         "mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
@@ -264,7 +264,8 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
 def suggest_option(text: str, known: Sequence[str], command: str) -> str:
     """Return a question with the closest known option or command, or where they are listed."""
     longer = [name for name in known if len(text) > 3 and name.startswith(text)]
-    near = longer or get_close_matches(text, known, n=1, cutoff=0.6)
+    bare = {name.lstrip("-"): name for name in known}  # dashes, which all options share, make none alike
+    near = longer or [bare[name] for name in get_close_matches(text.lstrip("-"), bare, n=1, cutoff=0.6)]
     return f"did you mean {near[0]}?" if near else f"see {command}"
 
 

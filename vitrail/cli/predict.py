@@ -43,6 +43,7 @@ import gc
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,13 +119,9 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     from vitrail.deploy.predict.inputs import collect_inputs
     from vitrail.deploy.predict.masks import PANOPTIC_TABLE, TABLE, check_directory, is_directory, needs_masks
     from vitrail.deploy.predict.predict import open_pool
+    from vitrail.deploy.predict.processes import process_share, share_choices
     from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
-    from vitrail.deploy.predict.write import (
-        PredictionInterrupted,
-        compute_state_checksum,
-        process_share,
-        write_outputs,
-    )
+    from vitrail.deploy.predict.write import PredictionInterrupted, compute_state_checksum, write_outputs
 
     gc.enable()
     gc.freeze()
@@ -161,9 +158,9 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     try:
         inputs = collect_inputs(options.paths, show)
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
-        first, last = share.index_range(total)
         opened_for = "queries" if is_panoptic else output_kind
-        model = open_pool(zero_shot or options.model, opened_for, compute, last - first, print_note)
+        with share_choices(share) if options.precision == "auto" else nullcontext():
+            model = open_pool(zero_shot or options.model, opened_for, compute, share.largest(total), print_note)
         labels, targets = model.deployed.contract.labels, model.deployed.contract.targets
         if model.masks is not None:
             model, row_format = prepare_masks(options, model, inputs, total)
@@ -209,7 +206,7 @@ def prepare_masks(
     from vitrail.deploy.predict.masks import MaskFiles, delete_interrupted_masks, select_mask_format
     from vitrail.deploy.predict.panoptic import PanopticFiles, select_panoptic_format
     from vitrail.deploy.predict.predict import with_overlays
-    from vitrail.deploy.predict.write import process_share
+    from vitrail.deploy.predict.processes import process_share
     from vitrail.deploy.runtimes.masks import class_colours
     from vitrail.deploy.runtimes.panoptic import PanopticInference
 

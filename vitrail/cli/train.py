@@ -22,6 +22,7 @@ examples:
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,11 @@ def check_run_options(options: argparse.Namespace) -> None:
         raise ValueError(f"--resume continues a run with its own settings: leave out {first_flag(extra)}")
     if options.accept_changes and not options.resume:
         raise ValueError("--accept-changes is for --resume RUN: leave it out")
+    if options.data and os.path.isfile(os.path.join(options.data, "recipe.json")):
+        run = shlex.quote(options.data)
+        raise ValueError(
+            f"{options.data} is a run, not data: use vitrail {options.command} --resume {run} to continue it"
+        )
     if not options.data:
         refuse_options(options, DATA_OPTIONS, "needs DATA: give it too")
 

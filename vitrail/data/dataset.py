@@ -4,13 +4,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-from PIL import Image
+
+if TYPE_CHECKING:
+    from vitrail.data.video import Video
 
 SPLITS = ("train", "validation", "test")
 TargetKind = Literal["single", "multi", "masks", "numbers"]  # one class per image, several, one per pixel, or numbers
+Media = Literal["image", "video"]  # what the items of a store are
 IGNORED = 255  # the value of mask pixels that neither train nor count
 MAX_MASK_CLASSES = 255  # masks are uint8, and one value is IGNORED
 
@@ -33,7 +36,10 @@ class Samples(Protocol):
 
 
 class Store(Protocol):
-    """Random access to images: files of a folder, members of tar shards, table rows, or an array of pixels."""
+    """Random access to images: files of a folder, members of tar shards, table rows, or an array of pixels.
+
+    A store of videos has an attribute `media` with the value "video", and `open` returns a `vitrail.data.video.Video`.
+    """
 
     def __len__(self) -> int: ...
 
@@ -41,7 +47,7 @@ class Store(Protocol):
         """Return the image's name for messages: its path, or the file and the position in it."""
         ...
 
-    def open(self, item: int) -> Image.Image:
+    def open(self, item: int) -> Any:
         """Open the image and decode only its header, so that a JPEG can still be decoded at a reduced scale."""
         ...
 
@@ -109,6 +115,11 @@ class Images:
             return "numbers"
         return "multi" if self.targets.ndim == 2 else "single"
 
+    @property
+    def media(self) -> Media:
+        """Return what the items are: images or videos."""
+        return getattr(self.store, "media", "image")
+
     def read_mask(self, index: int) -> np.ndarray:
         """Return the classes of an image's pixels, uint8 [H, W]: indices into `classes`, or IGNORED."""
         assert self.masks is not None, "these images have no masks"
@@ -138,8 +149,15 @@ class Images:
         name = self.absolute_name(index)
         return os.path.realpath(name) if os.path.islink(name) else name
 
-    def open(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Any:
+        """Open an image, or a video."""
         return self.store.open(int(self.items[index]))
+
+    def open_video(self, index: int) -> "Video":
+        """Open a video; raise ValueError if the items are images."""
+        if self.media != "video":
+            raise ValueError(f"{self.name(index)}: the {self.split} split has images, not videos")
+        return self.open(index)
 
     def count_classes(self) -> np.ndarray:
         """Return the number of images of each class, [K]. Masks have to be read for this: the audit counts them."""

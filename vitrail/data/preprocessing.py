@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from vitrail.data.clip import Clip
 from vitrail.data.dataset import IGNORED
 from vitrail.utils.devices import constant_tensor
 
 if TYPE_CHECKING:
     from vitrail.data.images import ImageLike
+    from vitrail.data.video import Video
 
 ImageSize = tuple[int, int]  # height, width
 
@@ -53,6 +56,8 @@ class Preprocessing:
     10 for bicubic at sharp edges. Without `antialias`, torch interpolates the nearest pixels only, as TensorFlow does.
 
     `turn` applies the EXIF orientation. timm and transformers do not, so it is off for their checkpoints.
+
+    With a `clip`, the model takes videos: every frame of a clip is prepared as an image, and tensors are [C, T, H, W].
     """
 
     size: ImageSize = (224, 224)
@@ -65,6 +70,7 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     turn: bool = False
+    clip: Clip | None = field(default=None, metadata={"omit_default": True})
 
     def __post_init__(self) -> None:
         for name, limit in {"size": MAX_CROP_PIXELS, "resize": MAX_PIXELS}.items():
@@ -93,26 +99,59 @@ class Preprocessing:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of an image's pixels, (C, H, W)."""
-        return self.channels, *self.size
+        """Return the shape of an image's pixels, (C, H, W), or of a clip's, (C, T, H, W)."""
+        return self.channels, *(() if self.clip is None else (self.clip.frames,)), *self.size
 
-    def __call__(self, image: "ImageLike | Sequence[ImageLike]") -> Tensor:
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Return the shape of a sample at evaluation: of its pixels, or of those of several views, (V, C, T, H, W)."""
+        return self.shape if self.clip is None or self.clip.views == 1 else (self.clip.views, *self.shape)
+
+    def __call__(self, image: "ImageLike | Video | Sequence[ImageLike | Video]") -> Tensor:
         """Convert an image to the normalised float32 tensor [C, H, W], or a list of images to a batch [B, C, H, W].
 
-        An image is a path, bytes, a PIL image, or the pixels of one: an array [H, W, C] or a tensor [C, H, W].
+        An image is a path, bytes, a PIL image, or the pixels of one: an array [H, W, C] or a tensor [C, H, W]. With a clip, a
+        video is a path, the bytes of a file, an array [T, H, W, C] or an opened video; the tensor is [C, T, H, W].
         """
         from vitrail.data.decode import name_image_errors
         from vitrail.data.images import name_image, to_image
+        from vitrail.data.video import to_video
 
         if isinstance(image, list | tuple):
             return torch.stack([self(each) for each in image])
+        if self.clip is not None:
+            with to_video(image) as video:
+                return self.normalise(self.to_pixels(video))
         if isinstance(image, Image.Image):
             return self.normalise(self.to_pixels(image))
         with name_image_errors(name_image(image)), to_image(image, name_image(image)) as opened:
             return self.normalise(self.to_pixels(opened))
 
-    def to_pixels(self, image: Image.Image) -> Tensor:
-        """Resize and crop the image, uint8 [C, H, W]."""
+    def to_pixels(self, image: "Image.Image | Video") -> Tensor:
+        """Resize and crop the image, uint8 [C, H, W], or the frames of the central clip of a video, [C, T, H, W]."""
+        if self.clip is not None:
+            return replace(self, clip=replace(self.clip, clips=1, crops=1)).to_views(image)[0]
+        if not isinstance(image, Image.Image):
+            raise ValueError("the model takes images, got a video: give images, or a model that takes clips")
+        return self._crop_view(self._resize_image(image), 0, 1)
+
+    def to_views(self, video: "Image.Image | Video") -> Tensor:
+        """Resize and crop the frames of all views of a video, uint8 [V, C, T, H, W]: the clips, each with its crops."""
+        from vitrail.data.video import Video, read_clip
+
+        if self.clip is None or not isinstance(video, Video):
+            takes = "images" if self.clip is None else f"clips of {self.clip.frames} frames"
+            raise ValueError(f"the model takes {takes}, got {'a video' if isinstance(video, Video) else 'an image'}")
+        clip = self.clip
+
+        def make_crops(frame: Image.Image) -> Tensor:  # [crops, C, H, W]
+            resized = self._resize_image(frame)
+            return torch.stack([self._crop_view(resized, index, clip.crops) for index in range(clip.crops)])
+
+        return torch.cat([read_clip(video, clip.span, partial(clip.spread, k), make_crops) for k in range(clip.clips)])
+
+    def _resize_image(self, image: Image.Image) -> np.ndarray:
+        """Convert and resize the image, uint8 [C, h, w]."""
         image = convert_image(ImageOps.exif_transpose(image) if self.turn else image, self.channels)
         if not image.height or not image.width:
             raise ValueError(f"empty image: {image.width}×{image.height} pixels")
@@ -126,14 +165,26 @@ class Preprocessing:
             pixels = np.asarray(image.resize((width, height), FILTERS[self.interpolation]))
         else:
             pixels = interpolate(np.asarray(image), (height, width), self.interpolation, self.antialias)
-        return torch.from_numpy(np.array(self.crop_centre(to_channels_first(pixels)), order="C"))
+        return to_channels_first(pixels)
 
-    def to_row(self, image: Image.Image, mask: np.ndarray | None) -> Tensor:
-        """Return the pixels of an image, uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W]."""
+    def _crop_view(self, pixels: np.ndarray, index: int, count: int) -> Tensor:
+        """Crop [C, h, w] at one of `count` places along the side with the larger margin; of one place, the centre."""
+        margins = [pixels.shape[axis] - length for axis, length in zip((1, 2), self.size, strict=True)]
+        if count > 1 and max(margins) > 0:
+            axis = int(np.argmax(margins))
+            start = round(index * margins[axis] / (count - 1))
+            pixels = pixels[(slice(None),) * (1 + axis) + (slice(start, start + self.size[axis]),)]
+        return torch.from_numpy(np.array(self.crop_centre(pixels), order="C"))
+
+    def to_row(self, image: "Image.Image | Video", mask: np.ndarray | None) -> Tensor:
+        """Return the pixels of an image, uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W].
+
+        Of a video, the row is its clip, [C, T, H, W], or its views, [V, C, T, H, W].
+        """
         from vitrail.data.decode import read_orientation, to_stored_mask
 
-        if mask is None:
-            return self.to_pixels(image)
+        if mask is None or not isinstance(image, Image.Image):
+            return self.to_pixels(image) if self.clip is None or self.clip.views == 1 else self.to_views(image)
         orientation = read_orientation(image)
         stored = to_stored_mask(mask, (image.height, image.width), orientation)
         return torch.cat((self.to_pixels(image), self.to_mask(mask if self.turn else stored)[None]))
@@ -144,8 +195,9 @@ class Preprocessing:
         return torch.from_numpy(np.array(self.crop_centre(resized[None], IGNORED)[0], order="C"))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Normalise uint8 [..., C, H, W] to float32, on the tensor's device."""
-        mean, std = (constant_tensor(tuple(v), pixels.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        """Normalise uint8 [..., C, H, W], or of clips [..., C, T, H, W], to float32, on the tensor's device."""
+        shape = (-1, 1, 1) if self.clip is None else (-1, 1, 1, 1)
+        mean, std = (constant_tensor(tuple(v), pixels.device).view(shape) for v in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
 
     def resized_size(self, height: int, width: int) -> ImageSize:
@@ -181,7 +233,8 @@ class Preprocessing:
         crop = "" if self.fit == "squash" and (h, w) == (rh, rw) else f", centre crop {h}×{w}"
         filter = self.interpolation + ("" if self.antialias else " without antialias")
         mean, std = (", ".join(f"{v:g}" for v in values) for values in (self.mean, self.std))
-        return f"{resize}, {filter} ({self.engine}){crop}; mean {mean}; std {std}"
+        clip = "" if self.clip is None else f"{self.clip.describe()}; "
+        return f"{clip}{resize}, {filter} ({self.engine}){crop}; mean {mean}; std {std}"
 
     def with_size(self, size: ImageSize) -> "Preprocessing":
         """Return the preprocessing for another image size, with the same share of the image cropped."""

@@ -20,7 +20,7 @@ from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, name_image_errors, s
 from vitrail.data.preprocessing import ImageSize, Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.transforms.pipeline import Pipeline, convert_channels, match_masks
+from vitrail.data.transforms.pipeline import Pipeline, check_media, convert_channels, match_masks
 
 Weights = np.ndarray | None  # of the images, [n]
 MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
@@ -30,7 +30,7 @@ DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
 NOT_CACHED = -1  # start offset of images that are read from the store every time
 
 CacheProgress = Callable[[int, int], None]  # images done, total
-MakeRow = Callable[[Image.Image, np.ndarray | None], Tensor]  # from an image and its mask
+MakeRow = Callable[[Any, np.ndarray | None], Tensor]  # from an opened image and its mask, or from a video
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,8 @@ class BatchRequest:
 class PreparedBatch:
     """A batch without targets, with its errors."""
 
-    pixels: (
-        Tensor  # uint8 [B, C, H, W], with masks [B, C + 1, H, W]; with several crops per image: rows of bytes [B, n]
-    )
+    # uint8 [B, C, H, W], with masks [B, C + 1, H, W]; of videos [B, C, T, H, W]; several crops per image: bytes [B, n]
+    pixels: Tensor
     indices: np.ndarray  # [B]
     unreadable: tuple[tuple[str, str], ...] = ()
     failure: str | None = None
@@ -172,6 +171,7 @@ class BatchPreparer:
         self, images: Images, pipeline: Pipeline, seed: int, weights: Weights, max_bytes: int, max_unreadable: int
     ) -> None:
         self.has_masks = images.masks is not None
+        check_media(pipeline, images.media)
         self.pipeline, self.seed, self.weights = match_masks(pipeline, self.has_masks), seed, weights
         self.max_bytes, self.max_unreadable = max_bytes, max_unreadable
         self.count, self.shards, self.items = len(images), images.shards, images.items
@@ -188,14 +188,16 @@ class BatchPreparer:
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of a row: of an image, and of its mask as last channel."""
-        if self.has_masks and isinstance(self.pipeline, Preprocessing):
-            return self.pipeline.channels + 1, *self.pipeline.size
+        if isinstance(self.pipeline, Preprocessing):
+            return (self.pipeline.channels + 1, *self.pipeline.size) if self.has_masks else self.pipeline.row_shape
         return self.pipeline.shape
 
     def fill_cache(self, progress: CacheProgress | None = None) -> None:
         """Decode a small set of images into memory once, before the workers start, so that they share it."""
         images, pipeline, limit = self.images, self.pipeline, self.max_bytes
-        if not self._cache_filled and images is not None and not isinstance(pipeline, Preprocessing) and limit > 0:
+        if self._cache_filled or images is None or images.media == "video":  # a clip is not the whole video
+            return
+        if not isinstance(pipeline, Preprocessing) and limit > 0:
             channels, size, turn = pipeline.channels, pipeline.size, pipeline.turn
             self.cache = cache_images(images, channels, size, turn, limit, progress)
         self._cache_filled = True
@@ -279,14 +281,11 @@ class BatchPreparer:
             if self.array is not None:
                 return pipeline.to_pixels(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
             return self._read_image(index, pipeline.to_row)
-        channels, turn = pipeline.channels, pipeline.turn
         decoded = self._get_cached(index)
         if decoded is not None:
             cropped = pipeline.crop_image(decoded, rng)
         else:
-            cropped = self._read_image(
-                index, lambda image, mask: pipeline.crop_image(start_decoding(image, channels, turn, mask), rng)
-            )
+            cropped = self._read_image(index, lambda image, mask: pipeline.crop_opened(image, mask, rng))
         if isinstance(cropped, tuple) or pipeline.augments_batches:
             return cropped
         return pipeline.augment_image(cropped, rng)

@@ -23,7 +23,7 @@ from vitrail.models.base import Model
 from vitrail.reports.compare import PairComparison, format_multiple_testing_note, format_pair_verdict, pair_to_dict
 from vitrail.reports.document import write_html
 from vitrail.reports.evaluation import EvaluationReport, render_evaluation_page
-from vitrail.tasks import TASKS
+from vitrail.tasks import task_of
 from vitrail.training.distributed import Team
 from vitrail.training.runs.record import describe_environment
 from vitrail.utils.devices import pick_device
@@ -165,7 +165,7 @@ def evaluate(
         raise ValueError(
             f"{models[0].name} predicts other targets than a model of against=: compare models of one task"
         )
-    kind, task_of_model = kinds.pop(), TASKS[models[0].contract.target_kind]
+    kind, task_of_model = kinds.pop(), models[0].contract.task
     if only_present and not task_of_model.has_image_classes:
         raise ValueError(
             f"only_present= is for classes, and {models[0].name} predicts {task_of_model.outputs}: omit it"
@@ -198,7 +198,7 @@ def evaluate(
 
 def check_target_kind(deployed: DeployedModel, images: Images) -> None:
     """Raise ValueError if the data has other targets than the model predicts, such as masks and classes of images."""
-    predicts, has = TASKS[deployed.contract.target_kind].outputs, TASKS[images.target_kind].outputs
+    predicts, has = deployed.contract.task.outputs, task_of(images).outputs
     if predicts != has:
         raise ValueError(f"{deployed.name} predicts {predicts}, and the data has {has}: give other data")
 

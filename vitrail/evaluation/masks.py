@@ -46,7 +46,7 @@ def map_masks(deployed: DeployedModel, images: Images) -> Images:
     if new := [name for name in images.classes if name not in labels]:
         names = format_names(new, known.format_unknown)
         raise ValueError(
-            f"{deployed.name} was not trained on the classes {names}: name them as in training, or use ignore="
+            f"{deployed.name} was not trained on the classes {names}: name them as in training, or add their values to ignore="
         )
     mapped = known.apply(images, allow_mismatch=True).images  # a class may be missing: it does not count
     return replace(mapped, colours=class_colours(deployed.contract))
@@ -65,6 +65,7 @@ class MaskEvaluation(ModelEvaluation):
     @classmethod
     def match(cls, deployed: DeployedModel, images: Images, class_map: Any, names: str | None) -> ClassMatching:
         """Match the classes of the data to the outputs by name; raise ValueError where they differ."""
+        cls.refuse_class_map(deployed, class_map)
         labels = map_masks(deployed, images).classes
         return ClassMatching(np.array([labels.index(name) for name in images.classes]), labels, "by name")
 
@@ -75,6 +76,7 @@ class MaskEvaluation(ModelEvaluation):
     @classmethod
     def verification_targets(cls, deployed: DeployedModel, images: Images, class_map: Any) -> np.ndarray | None:
         """Return the masks at the size of the model, [n, H, W]."""
+        cls.refuse_class_map(deployed, class_map)
         mapped, preprocessing = map_masks(deployed, images), deployed.contract.preprocessing
         return np.stack([preprocessing.to_mask(mapped.read_mask(index)).numpy() for index in range(len(mapped))])
 

@@ -15,7 +15,7 @@ from vitrail.evaluation.result import MAX_EXAMPLES, ModelEvaluation, TextTable, 
 from vitrail.metrics.paired import PairedTest
 from vitrail.metrics.regression import compare_regression, find_largest_errors
 from vitrail.reports.run import EvaluatedNumbers
-from vitrail.utils import text
+from vitrail.utils import scores, text
 
 
 class NumberEvaluation(ModelEvaluation):
@@ -24,8 +24,7 @@ class NumberEvaluation(ModelEvaluation):
     @classmethod
     def match(cls, deployed: DeployedModel, images: Images, class_map: Any, names: str | None) -> ClassMatching:
         """Match the targets of the data to the outputs by name; raise ValueError with the difference."""
-        if class_map is not None:
-            raise ValueError(f"class_map= is for classes, and {deployed.name} predicts numbers: leave it out")
+        cls.refuse_class_map(deployed, class_map)
         labels = cls.map_images(deployed, images).classes
         return ClassMatching(np.arange(len(labels)), labels, "by name")
 
@@ -38,6 +37,7 @@ class NumberEvaluation(ModelEvaluation):
 
     @classmethod
     def verification_targets(cls, deployed: DeployedModel, images: Images, class_map: Any) -> np.ndarray | None:
+        cls.refuse_class_map(deployed, class_map)
         return cls.map_images(deployed, images).targets
 
     @property
@@ -117,8 +117,8 @@ class NumberEvaluation(ModelEvaluation):
             for name in ("mae", "rmse"):
                 ends = row[f"{name}_interval"]
                 cells += [text.format_number(row[name], 4), "–".join(text.format_number(end, 4) for end in ends or ())]
-            ends = text.format_score_interval("r2", row["r2_interval"])
-            rows.append([*cells, text.format_score("r2", row["r2"]), ends])
+            ends = scores.format_score_interval("r2", row["r2_interval"])
+            rows.append([*cells, scores.format_score("r2", row["r2"]), ends])
         return TextTable(rows, tuple(range(1, 7)))
 
     def worst_table(self, limit: int) -> TextTable | None:

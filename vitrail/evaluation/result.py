@@ -67,6 +67,13 @@ class ModelEvaluation:
     environment: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
+    def refuse_class_map(cls, deployed: DeployedModel, class_map: Any) -> None:
+        """Raise ValueError for a mapping of classes, which only classes of images have."""
+        if class_map is not None:
+            predicts = deployed.contract.task.outputs
+            raise ValueError(f"class_map= is for classes, and {deployed.name} predicts {predicts}: leave it out")
+
+    @classmethod
     def match(
         cls,
         deployed: DeployedModel,

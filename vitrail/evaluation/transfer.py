@@ -365,7 +365,7 @@ def choose_methods(methods: Sequence[str] | None, task: Task, data: Data) -> tup
 
 def has_same_features(config: ModelConfig) -> bool:
     """Return whether a new head reads the features that probes read: not if it replaces a projection."""
-    tokens = config.require_tokens("a new head")
+    tokens = config.require_tokens("a new head", clips=True)
     return tokens.with_classes(1).head == tokens.head
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitrail.models.base import Model, ModelConfig, State, TokenConfig, remove_calibration
 from vitrail.models.registry import build_from, lay_out, parse_decoder
@@ -33,7 +34,14 @@ def with_classes(config: ModelConfig, state: State, classes: int | None) -> tupl
 
 def with_size(config: ModelConfig, state: State, size: tuple[int, int]) -> tuple[ModelConfig, State]:
     """Return the model for another image size, positions resampled to its grid (section 3.2)."""
-    return config.with_image_size(size), config.resize_state(state, size)
+    new = config.with_image_size(size)
+    return new, config.resize_state(state, new.input_size)
+
+
+def with_frames(config: ModelConfig, state: State, frames: int) -> tuple[ModelConfig, State]:
+    """Return the model for clips of another number of frames, positions interpolated along time."""
+    new = config.with_frames(frames)
+    return new, config.resize_state(state, new.input_size)
 
 
 def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[ModelConfig, State]:
@@ -59,8 +67,9 @@ def adapt_model(
     image_size: tuple[int, int] = KEEP,
     channels: int = KEEP,
     resampling: str | Resampling = KEEP,
+    frames: int = KEEP,
 ) -> Model:
-    """Return a copy of a model for other classes, another image size or other channels."""
+    """Return a copy of a model for other classes, another image size, other channels or frames."""
     config, state = model.config, dict(model.state_dict())
     if resampling is not KEEP:
         config = config.with_resampling(resampling)
@@ -68,22 +77,38 @@ def adapt_model(
         config, state = with_channels(config, state, channels)
     if image_size is not KEEP and image_size != config.image_size:
         config, state = with_size(config, state, image_size)
+    if frames is not KEEP and frames != config.frames:
+        config, state = with_frames(config, state, frames)
     if classes is not KEEP and classes != config.classes:
         config, state = with_classes(config, state, classes)
-    with torch.device("meta"):
-        adapted = lay_out(config)
-    adapted.load_state_dict(state, assign=True)
-    like = next(iter(model.parameters()))
-    for module in adapted.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:  # not stored: an empty buffer that holds the device and the precision
-                module.register_buffer(name, like.new_empty(buffer.shape), persistent=False)
+    adapted = assemble(config, state, like=next(iter(model.parameters())))
     keeps_head = config.classes == model.config.classes
     adapted.labels = model.labels if keeps_head else None
-    adapted.preprocessing = model.preprocessing
+    adapted.preprocessing = fit_preprocessing(model.preprocessing, model.config, config)
     adapted.tokenizer = None if config.text_tower is None else model.tokenizer
     adapted.card = dict(model.card) if keeps_head else remove_calibration(model.card)
     return adapted.train(model.training)
+
+
+def assemble(config: ModelConfig, state: State, like: Tensor) -> Model:
+    """Return the model of a configuration with these tensors; buffers that are not stored get the device of `like`."""
+    with torch.device("meta"):
+        model = lay_out(config)
+    model.load_state_dict(state, assign=True)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:  # not stored: an empty buffer that holds the device and the precision
+                module.register_buffer(name, like.new_empty(buffer.shape), persistent=False)
+    return model
+
+
+def fit_preprocessing(preprocessing: Any, before: ModelConfig, after: ModelConfig) -> Any:
+    """Return the preprocessing of a model for its adapted image size and channels; a function of the user stays as it is."""
+    if after.image_size != before.image_size and hasattr(preprocessing, "with_size"):
+        preprocessing = preprocessing.with_size(after.image_size)
+    if after.channels != before.channels and hasattr(preprocessing, "with_channels"):
+        preprocessing = preprocessing.with_channels(after.channels)
+    return preprocessing
 
 
 # --- segmentation ---

@@ -4,7 +4,8 @@
 separate from equations 2 and 3, so that masking, distillation and attention maps work for every such family. `Unsupported`
 is raised for a capability that a family lacks.
 
-B images, C channels, T tokens, D width, K classes, a grid of h×w cells.
+B images, C channels, T tokens, D width, K classes, a grid of h×w cells. Models of clips take [B, C, T, H, W] and have a grid
+of t×h×w.
 """
 
 import copy
@@ -125,8 +126,8 @@ class ModelConfig:
         """Return whether the family computes patch tokens."""
         return False
 
-    def require_tokens(self, purpose: str) -> "TokenConfig":
-        """Return this configuration if it has patch tokens; raise Unsupported otherwise."""
+    def require_tokens(self, purpose: str, clips: bool = False) -> "TokenConfig":
+        """Return this configuration if it has patch tokens, of images unless `clips` are allowed; else raise Unsupported."""
         raise refuse(self, purpose)
 
     def check_any_size(self) -> None:
@@ -174,6 +175,10 @@ class ModelConfig:
         """Return the configuration for another image size."""
         return replace(self, image_size=size)  # type: ignore[call-arg]
 
+    def with_frames(self, frames: int) -> Self:
+        """Return the configuration for clips of another number of frames."""
+        raise refuse(self, "frames=", "make a model of clips with model.inflate(frames=…)")
+
     def with_channels(self, channels: int) -> Self:
         """Return the configuration for images of this number of channels."""
         return replace(self, channels=channels)  # type: ignore[call-arg]
@@ -191,7 +196,7 @@ class ModelConfig:
         return {name: tensor for name, tensor in state.items() if not is_classifier(name)}
 
     def resize_state(self, state: State, size: tuple[int, ...]) -> State:
-        """Return these tensors for another image size."""
+        """Return these tensors for another input size: height and width, of clips frames, height and width."""
         return state
 
     def input_weight(self) -> str:
@@ -221,7 +226,7 @@ class TokenConfig(ModelConfig):
     @property
     def shape(self) -> EncoderShape:
         """Return the sizes that all parts share; raise ValueError if they do not fit together."""
-        grid, size, prefix = self.grid_of(self.image_size), self.size, self.prefix
+        grid, size, prefix = self.grid_of(self.input_size), self.size, self.prefix
         return EncoderShape(
             size.width, size.depth, size.heads, grid, size.mlp, prefix.outputs, prefix.registers, self.eps, size.head
         )
@@ -230,7 +235,9 @@ class TokenConfig(ModelConfig):
     def has_tokens(self) -> bool:
         return True
 
-    def require_tokens(self, purpose: str) -> "TokenConfig":
+    def require_tokens(self, purpose: str, clips: bool = False) -> "TokenConfig":
+        if self.frames is not None and not clips:
+            raise Unsupported(f"{purpose} does not support models of clips: use a model of images")
         return self
 
     @property
@@ -360,8 +367,8 @@ class Model(RecomputeModule, ABC):
         raise refuse(self.config, "the norm of feature maps")
 
     def normalise_map(self, features: Tensor) -> Tensor:
-        """Return a feature map [B, C, h, w] after the final norm, which `feature_maps` leaves out."""
-        return self.final_norm(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        """Return a feature map [B, C, h, w] or [B, C, t, h, w] after the final norm, which `feature_maps` leaves out."""
+        return self.final_norm(features.movedim(1, -1)).movedim(-1, 1)
 
     @property
     @abstractmethod
@@ -468,8 +475,8 @@ class Model(RecomputeModule, ABC):
 
     # --- other forms of the same model ---
 
-    def require_tokens(self, purpose: str) -> "TokenModel":
-        """Return this model if it has patch tokens; raise Unsupported otherwise."""
+    def require_tokens(self, purpose: str, clips: bool = False) -> "TokenModel":
+        """Return this model if it has patch tokens, of images unless `clips` are allowed; else raise Unsupported."""
         raise refuse(self.config, purpose)
 
     def require_queries(self, purpose: str) -> "QueryDecoder":
@@ -494,14 +501,24 @@ class Model(RecomputeModule, ABC):
         """Return a copy for tracing in which everything independent of the image is a constant."""
         return self.for_tracing(any_size)
 
-    def resize(self, image_size: tuple[int, int], resampling: "str | Resampling | None" = None) -> "Model":
-        """Return the model for another image size, positions resampled (section 3.2).
+    def resize(
+        self,
+        image_size: tuple[int, int] | None = None,
+        resampling: "str | Resampling | None" = None,
+        *,
+        frames: int | None = None,
+    ) -> "Model":
+        """Return the model for another image size, positions resampled (section 3.2), or for clips of other `frames`.
 
         `resampling` replaces the model's rule, now and for further sizes: "timm", "transformers", "dino", "torchvision",
-        "google" or a `Resampling`.
+        "google" or a `Resampling`. Along time, positions are interpolated linearly.
         """
-        changes = {} if resampling is None else {"resampling": resampling}
-        return self._adapt(image_size=image_size, **changes)
+        changes = {"image_size": image_size, "resampling": resampling, "frames": frames}
+        return self._adapt(**{name: value for name, value in changes.items() if value is not None})
+
+    def inflate(self, frames: int, tubelet: int = 2, mode: str = "mean", attention: str | None = None) -> "Model":
+        """Return a model of clips with the weights of this model of images; see `vitrail.models.inflate`."""
+        raise refuse(self.config, "inflate")
 
     def replace_head(self, classes: int | None) -> "Model":
         """Return the model with a new zero head for this number of classes (section 3.2); None returns features."""
@@ -529,7 +546,8 @@ class TokenModel(Model):
         blocks: nn.ModuleList
         pool: Pool
 
-    def require_tokens(self, purpose: str) -> "TokenModel":
+    def require_tokens(self, purpose: str, clips: bool = False) -> "TokenModel":
+        self.config.require_tokens(purpose, clips)
         return self
 
     @abstractmethod

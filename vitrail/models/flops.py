@@ -8,6 +8,7 @@ B images, N tokens, D width, H heads, d = D/H.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.models.base import Model, ModelConfig, TokenConfig, count_parameters
 from vitrail.models.registry import build_from
+from vitrail.nn.shape import Grid
 
 FLOAT = 4  # bytes of a value
 
@@ -48,24 +50,27 @@ class Cost:
     activation_bytes: int
     stages: list[Stage]
     tokens: int = 0  # of one image, prefix included
-    attention_entries: int = 0  # of one attention matrix between patches
+    attention_entries: int = 0  # of one attention matrix between patches, the largest if there are several kinds
     attention_bytes_per_matrix: int = 0
     attention_bytes_total: int = 0  # of all layers and heads, for one image, if stored
     attention_matrices: int = 0
+    frames: int | None = None  # of a clip
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, the stages last."""
         values = asdict(self)
+        if self.frames is None:
+            del values["frames"]
         return values | {"stages": values.pop("stages")}
 
 
 def count(config: ModelConfig, batch: int = 1) -> Cost:
-    """Return the cost of a batch of the configured image size, without allocating memory."""
+    """Return the cost of a batch of images or clips of the configured size, without allocating memory."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     with torch.device("meta"):
         model = build_from(config).train()
-        image = torch.empty(batch, config.channels, *config.image_size)
+        image = torch.empty(batch, config.channels, *config.input_size)
     stages = _count_stages(model, image)
     params = count_parameters(model)
     assert params == sum(stage.params for stage in stages), "every parameter belongs to one stage"
@@ -77,6 +82,7 @@ def count(config: ModelConfig, batch: int = 1) -> Cost:
     cost = Cost(
         batch=batch,
         image_size=config.image_size,
+        frames=config.frames,
         stages=stages,
         params=params,
         macs=macs,
@@ -88,12 +94,14 @@ def count(config: ModelConfig, batch: int = 1) -> Cost:
     )
     if isinstance(config, TokenConfig):
         shape, size = config.shape, config.size
+        matrices = config.block.count_attention(shape.grid)
         cost.macs_every_token = sum(stage.macs for stage in _count_stages(model, image, every_token=True))
         cost.tokens = shape.prefix + shape.patches
-        cost.attention_entries = shape.patches**2
-        cost.attention_bytes_per_matrix = shape.patches**2 * FLOAT
-        cost.attention_matrices = size.depth * size.heads
-        cost.attention_bytes_total = cost.attention_matrices * cost.attention_bytes_per_matrix
+        cost.attention_entries = max(matrices) ** 2
+        cost.attention_bytes_per_matrix = cost.attention_entries * FLOAT
+        cost.attention_matrices = size.depth * size.heads * sum(matrices.values())
+        entries = sum(patches**2 * number for patches, number in matrices.items())
+        cost.attention_bytes_total = size.depth * size.heads * entries * FLOAT
     return cost
 
 
@@ -110,9 +118,9 @@ class Counter(TorchFunctionMode):
         self.kept: dict[int, Tensor] = {}  # by storage; holding the tensor prevents reuse of its address
         self.rules: dict[Callable[..., Any], Callable[..., Tensor]] = {
             F.linear: self.linear,
-            F.conv2d: self.conv2d,
+            **dict.fromkeys((F.conv2d, F.conv3d), self.convolution),
             F.conv_transpose2d: self.conv_transpose2d,
-            F.max_pool2d: self.max_pool,
+            **{function: partial(self.max_pool, function) for function in (F.max_pool2d, F.max_pool3d)},
             F.adaptive_avg_pool2d: self.average_pool,
             F.interpolate: self.interpolate,
             F.scaled_dot_product_attention: self.attention,
@@ -147,8 +155,8 @@ class Counter(TorchFunctionMode):
         self.macs += x.numel() * weight.shape[0]
         return x.new_empty(*x.shape[:-1], weight.shape[0])
 
-    def conv2d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int], *_: Any
+    def convolution(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Grid, padding: Grid, *_: Any
     ) -> Tensor:
         self.keep(x)
         if not self.is_weight(weight):  # standardised in each step, and stored
@@ -174,10 +182,10 @@ class Counter(TorchFunctionMode):
     def interpolate(self, x: Tensor, size: tuple[int, int], **_: Any) -> Tensor:
         return x.new_empty(*x.shape[:2], *size)
 
-    def max_pool(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    def max_pool(self, function: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Count what max pooling stores: its input, and the 64-bit index of each maximum."""
         self.keep(x)
-        output = F.max_pool2d(x, *args, **options)  # on the meta device
+        output = function(x, *args, **options)  # on the meta device
         self.bytes += output.numel() * 8
         return output
 

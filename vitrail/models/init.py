@@ -6,8 +6,10 @@
 | `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
-relative positions at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin v2) at zero and its
-scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at N(0, 0.01²) (mmsegmentation).
+relative positions, and those of MViT v1, at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin
+v2) at zero and its scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at
+N(0, 0.01²) (mmsegmentation), positions in time and the projection after attention over time at zero (TimeSformer, whose first
+layer is an exception).
 """
 
 import math
@@ -19,14 +21,20 @@ from torch import Tensor, nn
 
 from vitrail.models.text import PairLogits, TextEncoder
 from vitrail.nn.attention import MSA
-from vitrail.nn.block import LayerScale, ResPostNormBlock
+from vitrail.nn.block import DividedBlock, LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, SimilarityHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
-from vitrail.nn.multiscale import PooledAttention
+from vitrail.nn.multiscale import PooledAttention, SeparatePositions
 from vitrail.nn.pool import AttentionPool
-from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativeEmbedding1D, RelativePositionBias
+from vitrail.nn.position import (
+    FactorisedTable,
+    Learned1DTable,
+    Learned2DTable,
+    RelativeEmbedding1D,
+    RelativePositionBias,
+)
 from vitrail.nn.window import CosineWindowAttention, CosineWindowBlock, WindowAttention
 
 SCHEMES = ("vit", "deit")
@@ -58,7 +66,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
     for module in model.modules():
         if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)):
             module.reset_parameters()
-        elif isinstance(module, nn.Conv2d):
+        elif isinstance(module, (nn.Conv2d, nn.Conv3d)):
             module.reset_parameters()
             if scheme == "vit":
                 _lecun(module.weight, module.weight[0].numel())
@@ -73,7 +81,10 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, (Learned1DTable, Learned2DTable)):
             for weight in module.parameters(recurse=False):
                 (nn.init.normal_ if scheme == "vit" else _truncated)(weight, std=0.02)
-        elif isinstance(module, (RelativePositionBias, RelativeEmbedding1D)):
+        elif isinstance(module, FactorisedTable):
+            (nn.init.normal_ if scheme == "vit" else _truncated)(module.space_weight, std=0.02)
+            nn.init.zeros_(module.time_weight)
+        elif isinstance(module, (RelativePositionBias, RelativeEmbedding1D, SeparatePositions)):
             for weight in module.parameters(recurse=False):
                 _truncated(weight)
         elif isinstance(module, PrefixTokens):
@@ -102,6 +113,8 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, (CosineWindowBlock, ResPostNormBlock)):  # every layer starts as the identity
             for norm in (module.norm1, module.norm2):
                 nn.init.zeros_(norm.weight)
+        elif isinstance(module, DividedBlock):
+            nn.init.zeros_(module.time_projection.weight)
         elif isinstance(module, CosineWindowAttention):
             nn.init.constant_(module.log_scale, math.log(10.0))
             nn.init.zeros_(module.q_bias)
@@ -142,6 +155,6 @@ def _lecun(weight: Tensor, fan_in: int) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-def _bias(module: nn.Linear | nn.Conv2d) -> None:
+def _bias(module: nn.Linear | nn.Conv2d | nn.Conv3d) -> None:
     if module.bias is not None:
         nn.init.zeros_(module.bias)

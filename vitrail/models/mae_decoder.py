@@ -1,10 +1,10 @@
 """The decoder of a masked autoencoder (He et al. 2022): from the tokens of visible patches to the pixels of hidden ones.
 
 B images, T tokens of the encoder (prefix tokens and n visible patches), N patches, D and W the widths of encoder and
-decoder, C·P² values of a patch.
+decoder, C·P² values of a patch. Of clips, a patch is a tubelet, and the decoder is that of VideoMAE (Tong et al. 2022).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.init import build_and_fill, initialise
 from vitrail.nn.block import PreNorm
 from vitrail.nn.linear import LinearLayer
-from vitrail.nn.position import NO_POSITION, AddedPositionEmbedding, SinCos2D
+from vitrail.nn.position import NO_POSITION, AddedPositionEmbedding, SinCos2D, Sinusoid1D
 from vitrail.nn.shape import EncoderShape
 
 
@@ -27,6 +27,8 @@ class Decoder:
     width: int | None = None  # None: half of the encoder's, a multiple of 32
     heads: int | None = None  # None: heads of 32 values, as published
     mlp: int | None = None  # None: four times the width
+    # of its last norm, which transformers' VideoMAE has apart from that of the others; None: the encoder's
+    norm_eps: float | None = field(default=None, metadata={"omit_default": True})
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "heads", "mlp"):
@@ -47,7 +49,10 @@ class Decoder:
 
 
 class PixelDecoder(nn.Module):
-    """A few plain layers with fixed positions and one learned token for every hidden patch."""
+    """A few plain layers with fixed positions and one learned token for every hidden patch.
+
+    Of clips, it has the biases of VideoMAE's: none where its tokens enter, and in its layers those of the encoder.
+    """
 
     def __init__(self, config: TokenConfig, spec: Decoder) -> None:
         super().__init__()
@@ -55,14 +60,16 @@ class PixelDecoder(nn.Module):
         assert spec.width is not None and spec.heads is not None and spec.mlp is not None  # noqa: PT018
         self.prefix, self.grid = config.prefix.count, config.shape.grid
         self.shape = EncoderShape(spec.width, spec.depth, spec.heads, self.grid, spec.mlp, self.prefix, eps=config.eps)
-        block = PreNorm(mlp=config.block.mlp, qkv_bias=config.block.qkv_bias)  # the encoder's, without later additions
-        self.embed = LinearLayer(config.size.width, spec.width)
+        of_clips = config.frames is not None
+        block = make_decoder_block(config)
+        self.embed = LinearLayer(config.size.width, spec.width, bias=not of_clips)
+        self.slot = Sinusoid1D() if of_clips else SinCos2D(end=False)  # of its positions
         self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
         table = torch.empty(1, self.prefix + self.shape.patches, spec.width)
         self.position = nn.Parameter(table, requires_grad=False)  # not learned; zero for the prefix tokens
         self.blocks = nn.ModuleList(block.module(self.shape, block, 0.0, 0.0) for _ in range(spec.depth))
-        self.norm = nn.LayerNorm(spec.width, eps=config.eps)
-        self.pred = LinearLayer(spec.width, config.channels * config.embed.stride**2)
+        self.norm = nn.LayerNorm(spec.width, eps=config.eps if spec.norm_eps is None else spec.norm_eps)
+        self.pred = LinearLayer(spec.width, count_patch_values(config))
 
     def forward(self, latent: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
         """Return the values of the hidden patches, [B, N-n, C·P²], from the encoder's normalised tokens [B, T, D].
@@ -78,6 +85,17 @@ class PixelDecoder(nn.Module):
         for layer, block in enumerate(self.blocks, start=1):
             z = block(z, NO_POSITION, count if layer == len(self.blocks) else None)
         return self.pred(self.norm(z))
+
+
+def make_decoder_block(config: TokenConfig) -> PreNorm:
+    """Return the slot of a decoder's layers: the encoder's, without later additions."""
+    key_bias = config.frames is None or config.block.key_bias
+    return PreNorm(mlp=config.block.mlp, qkv_bias=config.block.qkv_bias, key_bias=key_bias)
+
+
+def count_patch_values(config: TokenConfig) -> int:
+    """Return the number of values of a patch, C·P², or of a tubelet, C·F·P²."""
+    return config.channels * config.embed.stride**2 * getattr(config.embed, "frames", 1)
 
 
 def reconstruct_patches(
@@ -100,6 +118,11 @@ def initialise_decoder(decoder: PixelDecoder) -> None:
     """Fill the weights as published: matrices Xavier uniform, mask token N(0, 0.02²), positions sines and cosines."""
     initialise(decoder, "vit")
     nn.init.normal_(decoder.mask_token, std=0.02)
-    table = SinCos2D(end=False).build(decoder.shape)
+    decoder.position.copy_(compute_decoder_positions(decoder))
+
+
+def compute_decoder_positions(decoder: PixelDecoder) -> Tensor:
+    """Return the sines and cosines of a decoder's positions, zero for prefix tokens, [1, T, W]."""
+    table = decoder.slot.build(replace(decoder.shape, outputs=0, registers=0))
     assert isinstance(table, AddedPositionEmbedding)
-    decoder.position.copy_(table.gather_rows(0, decoder.grid, None))
+    return F.pad(table.gather_rows(0, decoder.grid, None), (0, 0, decoder.prefix, 0))

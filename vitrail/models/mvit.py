@@ -1,9 +1,10 @@
 """Multiscale Vision Transformers (Fan et al. 2021; v2, Li et al. 2021): pooled attention, and stages of growing width.
 
 Each stage halves the grid by pooling the queries of its first layer. All stages attend globally, to keys and values on a
-coarse grid, and give feature maps of four scales, as dense tasks need.
+coarse grid, and give feature maps of four scales, as dense tasks need. Images have a grid of h×w, clips of t×h×w: a configuration
+with `frames` builds a model of clips [B, C, frames, H, W].
 
-B images, C channels, T tokens: P prefix tokens and a grid of h×w, D width, K classes.
+B images, C channels, T tokens: P prefix tokens and a grid, D width, K classes.
 """
 
 from collections.abc import Iterator
@@ -17,15 +18,22 @@ from vitrail.models.staged import StagedModel
 from vitrail.nn.block import run_block
 from vitrail.nn.embed import PrefixTokens
 from vitrail.nn.linear import LinearLayer
-from vitrail.nn.multiscale import CONVOLUTIONS, MultiscaleBlock, locate_tokens, to_maps, to_tokens
+from vitrail.nn.multiscale import (
+    CONVOLUTIONS,
+    MultiscaleBlock,
+    SeparatePositions,
+    locate_tokens,
+    to_maps,
+    to_tokens,
+)
 from vitrail.nn.recording import AttentionLayer
 
 
 class MViT(StagedModel):
-    """A Multiscale Vision Transformer: image to logits, or to features without classes."""
+    """A Multiscale Vision Transformer: image or clip to logits, or to features without classes."""
 
-    STEM: ClassVar[tuple[str, ...]] = ("embed.", "prefix.")
-    NO_WEIGHT_DECAY: ClassVar[tuple[str, ...]] = ("prefix.",)
+    STEM: ClassVar[tuple[str, ...]] = ("embed.", "prefix.", "position.")
+    NO_WEIGHT_DECAY: ClassVar[tuple[str, ...]] = ("prefix.", "position.")
 
     if TYPE_CHECKING:
         config: MViTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -38,6 +46,11 @@ class MViT(StagedModel):
         convolution: Any = CONVOLUTIONS[len(kernel)]
         self.embed = convolution(config.channels, config.width, kernel, config.patch_stride, padding)
         self.prefix = PrefixTokens(config.prefix, 0, config.width)
+        if config.positions == "absolute":
+            grid = config.stage_grid(-1, config.input_size)
+            self.position = SeparatePositions(grid, config.width, config.prefix)
+        else:
+            self.position = None
         self.dropout = nn.Dropout(config.dropout)
         rates = [config.stochastic_depth * layer / max(1, config.depth - 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(
@@ -49,11 +62,13 @@ class MViT(StagedModel):
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Return the embedded patches, [B, T, D]: overlapping ones, after the class token if there is one."""
-        config = self.config
-        if images.ndim != 2 + len(config.image_size) or images.shape[1] != config.channels:
-            raise ValueError(f"the model takes [B, {config.channels}, H, W], got {list(images.shape)}")
-        config.check_size(tuple(images.shape[2:]))
-        return self.dropout(self.prefix.prepend_to(to_tokens(self.embed(images))))
+        config, size = self.config, tuple(images.shape[2:])
+        if len(size) != len(config.input_size) or images.shape[1] != config.channels:
+            sides = "H, W" if config.frames is None else "T, H, W"
+            raise ValueError(f"the model takes [B, {config.channels}, {sides}], got {list(images.shape)}")
+        config.check_size(size)
+        x = self.prefix.prepend_to(to_tokens(self.embed(images)))
+        return self.dropout(x if self.position is None else self.position(x, config.stage_grid(-1, size)))
 
     def layer_outputs(self, x: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:
         """Yield the tokens after each layer, [B, T, D], from the embedded patches of images of this size."""
@@ -62,7 +77,7 @@ class MViT(StagedModel):
             yield x
 
     def to_feature_map(self, x: Tensor, layer: int, size: tuple[int, ...]) -> Tensor:
-        """Return the tokens after a layer, 0 for the embedding, as a map [B, D, h, w], without the class token.
+        """Return the tokens after a layer, 0 for the embedding, as a map [B, D, *grid], without the class token.
 
         With `expand="mlp"` the last layer of a stage already has the width of the next one.
         """
@@ -80,6 +95,8 @@ class MViT(StagedModel):
 
     def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
         config, found = self.config, list[AttentionLayer]()
+        if config.frames is not None:
+            raise refuse(config, "recording attention of clips", "use a model of images")
         if any(len(set(stride)) > 1 for stride in (config.patch_stride, config.kv_stride, *config.q_strides)):
             raise refuse(config, "recording attention on cells that are not square", "use equal strides")
         stride = config.patch_stride[0]

@@ -2,17 +2,25 @@
 
 import math
 import re
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from vitrail.models.base import State, Unsupported, image_sides
+from vitrail.models.base import State, Unsupported, image_sides, refuse
 from vitrail.models.sizes import closest
 from vitrail.models.staged import StagedConfig
-from vitrail.nn.multiscale import OFFSET_RESAMPLING, PooledShape, ResidualPooling, pool_grid
+from vitrail.nn.multiscale import (
+    OFFSET_RESAMPLING,
+    PooledShape,
+    Positions,
+    QueryPooling,
+    ResidualPooling,
+    pool_grid,
+    resample_cells,
+)
 from vitrail.nn.resampling import Resampling, resample_rows
 from vitrail.nn.shape import FeatureShape, Grid
 
-MVIT_NAME = re.compile(r"MViTv2-(?P<size>[A-Z])(?P<cls>-cls)?")
+MVIT_NAME = re.compile(r"MViTv(?P<version>[12])-(?P<size>[A-Z])(?P<cls>-cls)?")
 # Width of the first stage, layers and heads of each stage.
 MVIT_SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "T": (96, (1, 2, 5, 2), (1, 2, 4, 8)),
@@ -20,6 +28,23 @@ MVIT_SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "B": (96, (2, 3, 16, 3), (1, 2, 4, 8)),
     "L": (144, (2, 6, 36, 4), (2, 4, 8, 16)),
     "H": (192, (4, 8, 60, 8), (3, 6, 12, 24)),
+}
+MVIT_V1_SIZES = {"B": MVIT_SIZES["S"]}
+# Where published models differ from the defaults of MViTConfig: those of version 1, and those of clips of both versions.
+MVIT_V1: dict[str, Any] = {
+    "expand": "mlp",
+    "positions": "absolute",
+    "q_pooling": "strided",
+    "residual_pooling": "none",
+}
+CLIPS: dict[str, Any] = {
+    "class_token": True,
+    "patch_kernel": (3, 7, 7),
+    "patch_stride": (2, 4, 4),
+    "pool_kernel": (3, 3, 3),
+    "kv_stride": (1, 8, 8),
+    "residual_pooling": "patches",
+    "classes": 400,  # of Kinetics-400
 }
 Expansion = Literal["attention", "mlp"]
 
@@ -29,8 +54,8 @@ class MViTConfig(StagedConfig):
     """A Multiscale Vision Transformer as a value. Each stage has twice the width of the one before.
 
     The width grows in the attention of a stage's first layer, or in the MLP of the last layer before the stage. Kernels and
-    strides have a number per axis of the grid. `kv_stride` is that of the first stage; later ones divide it by the strides
-    of the queries so far, so that all stages attend to a grid of the same size.
+    strides have a number per axis of the grid: two for images, three for clips, time first. `kv_stride` is that of the first
+    stage; later ones divide it by the strides of the queries so far, so that all stages attend to a grid of the same size.
     """
 
     family: ClassVar[str] = "mvit"
@@ -56,11 +81,18 @@ class MViTConfig(StagedConfig):
     stochastic_depth: float = 0.0  # of the last layer; increases linearly from 0 at the first
     eps: float = 1e-6
     init: str = "deit"
+    frames: int | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, metadata={"omit_default": True}
+    )
+    # v1: tables of space and of time that are added to the tokens
+    positions: Positions = field(default="relative", metadata={"omit_default": True})
+    # v1: the convolution of the queries is left out where it has no stride
+    q_pooling: QueryPooling = field(default="all", metadata={"omit_default": True})
 
     def __post_init__(self) -> None:
         stages = {"depths": self.depths, "heads": self.heads, "q_strides": self.q_strides}
         self.check_stages(stages, "a depth, heads and a stride of the queries")
-        axes, names = len(self.image_size), ("patch_kernel", "patch_stride", "pool_kernel", "kv_stride")
+        axes, names = len(self.input_size), ("patch_kernel", "patch_stride", "pool_kernel", "kv_stride")
         sides = [*((name, getattr(self, name)) for name in names), *(("q_strides", q) for q in self.q_strides)]
         for name, values in sides:
             if len(values) != axes:
@@ -73,19 +105,26 @@ class MViTConfig(StagedConfig):
                 raise ValueError(f"{name} must be odd, got {getattr(self, name)}")
         if any(step > 1 and step % 2 for stride in self.q_strides for step in stride):
             raise ValueError(f"q_strides must be 1 or even, got {self.q_strides}")
-        for name, kind in (("expand", Expansion), ("residual_pooling", ResidualPooling)):
+        choices = {
+            "expand": Expansion,
+            "residual_pooling": ResidualPooling,
+            "positions": Positions,
+            "q_pooling": QueryPooling,
+        }
+        for name, kind in choices.items():
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} must be {' or '.join(get_args(kind))}, got {getattr(self, name)!r}")
-        self.check_size(self.image_size)
+        self.check_size(self.input_size)
         for layer in range(self.depth):
             _ = self.layer_shape(layer)
 
     def check_size(self, size: tuple[int, ...]) -> None:
-        """Raise ValueError for images that are smaller than one cell of the last stage."""
+        """Raise ValueError for images or clips that are smaller than one cell of the last stage."""
         least = self.total_stride
         if any(side < step for side, step in zip(size, least, strict=True)):
             sides, wanted = "×".join(map(str, size)), "×".join(map(str, least))
-            raise ValueError(f"images of {sides} are too small for {self.n_stages} stages: use at least {wanted}")
+            inputs = "images" if self.frames is None else "clips"
+            raise ValueError(f"{inputs} of {sides} are too small for {self.n_stages} stages: use at least {wanted}")
 
     @property
     def total_stride(self) -> Grid:
@@ -140,7 +179,7 @@ class MViTConfig(StagedConfig):
             attention_width=width,
             output_width=width * 2 if grows_after else width,
             heads=self.heads[stage],
-            grid=self.input_grids(self.image_size if size is None else size)[layer],
+            grid=self.input_grids(self.input_size if size is None else size)[layer],
             kernel=self.pool_kernel,
             q_stride=self.q_strides[stage] if is_first else (1,) * len(self.kv_stride),
             kv_stride=self.kv_strides()[stage],
@@ -148,6 +187,8 @@ class MViTConfig(StagedConfig):
             eps=self.eps,
             prefix=self.prefix,
             residual_pooling=self.residual_pooling,
+            q_pooling=self.q_pooling,
+            positions=self.positions,
         )
 
     def feature_shape(self, layer: int) -> FeatureShape:
@@ -157,12 +198,17 @@ class MViTConfig(StagedConfig):
         return FeatureShape(self.layer_shape(layer - 1).output_width, max(map(math.prod, strides)))
 
     def describe(self) -> str:
-        known = (self.width, self.depths, self.heads)
-        size = next((name for name, sizes in MVIT_SIZES.items() if sizes == known), None)
-        if size is None:
-            return f"MViTv2 of width {self.width}, {self.depths}"
-        usual = self.expand == choose_expansion(size, self.class_token)
-        return f"MViTv2-{size}{'-cls' * self.class_token}{'' if usual else f', expanded in the {self.expand}'}"
+        known, is_v1 = (self.width, self.depths, self.heads), self.positions == "absolute"
+        size = next((name for name, sizes in (MVIT_V1_SIZES if is_v1 else MVIT_SIZES).items() if sizes == known), None)
+        name = f"MViTv{1 if is_v1 else 2}"
+        words = [f"{name} of width {self.width}, {self.depths}" if size is None else f"{name}-{size}"]
+        if self.frames is not None:
+            words.append(f"{self.frames} frames")
+        elif size is not None:
+            words[0] += "-cls" * self.class_token
+        if size is not None and self.expand != ("mlp" if is_v1 else choose_expansion(size, self.class_token)):
+            words.append(f"expanded in the {self.expand}")
+        return ", ".join(words)
 
     def facts(self) -> dict[str, str]:
         last, strides = self.width * 2 ** (self.n_stages - 1), self.kv_strides()
@@ -175,23 +221,37 @@ class MViTConfig(StagedConfig):
             "width": f"{self.width} to {last}, expanded in the {self.expand}",
             "patches": f"kernel {format_sides(self.patch_kernel)}, stride {format_sides(self.patch_stride)}",
             "prefix tokens": "class" if self.class_token else "none",
-            "positions": "relative, along each axis",
+            "positions": {
+                "relative": "relative, along each axis",
+                "absolute": "learned, of a frame's cells" + " and of time" * (self.frames is not None),
+            }[self.positions],
             "resampling": OFFSET_RESAMPLING.describe(),
         }
 
     def check_any_size(self) -> None:
         raise Unsupported(f"dynamic_size= does not support {self.title}: their positions depend on the size, use size=")
 
+    def with_frames(self, frames: int) -> Self:
+        """Return the configuration for clips of another number of frames."""
+        if self.frames is None:
+            raise refuse(self, "frames=", "build a model of clips, such as MViTv2-S with frames=16")
+        return replace(self, frames=frames)
+
     def matches_option(self, name: str, value: Any) -> bool:
-        return self.eps == value if name == "eps" else super().matches_option(name, value)
+        return (name, value) in (("eps", self.eps), ("frames", self.frames)) or super().matches_option(name, value)
 
     @property
     def resampling(self) -> Resampling:
         return OFFSET_RESAMPLING
 
     def resize_state(self, state: State, size: tuple[int, ...]) -> State:
-        """Return these tensors with the tables of relative positions resampled for another image size."""
+        """Return these tensors with the tables of positions resampled for another size of images or clips."""
         state = dict(state)
+        if self.positions == "absolute":
+            *frames, rows, columns = self.stage_grid(-1, size)
+            state["position.space"] = resample_cells(state["position.space"], (rows, columns)).contiguous()
+            for count in frames:
+                state["position.time"] = resample_rows(state["position.time"], count, OFFSET_RESAMPLING).contiguous()
         for layer in range(self.depth):
             for axis, rows in enumerate(self.layer_shape(layer, size).offsets):
                 name = f"blocks.{layer}.msa.offsets.{axis}"
@@ -221,31 +281,40 @@ def configure_mvit(
     width: int = 96,
     depths: tuple[int, ...] = (1, 2, 5, 2),
     heads: tuple[int, ...] = (1, 2, 4, 8),
-    class_token: bool = False,
     q_strides: tuple[tuple[int, ...], ...] | None = None,
+    frames: int | None = None,
     image_size: int | tuple[int, ...] = 224,
     **options: Any,
 ) -> MViTConfig:
     """Return the configuration of an MViT from its name, "MViTv2-T", or "MViTv2-B-cls" with a class token, or its sizes.
 
-    By default the first layer of every stage but the first halves the grid.
+    With `frames` it takes clips and has the published strides, kernels and classes of models for video: "MViTv1-B",
+    "MViTv2-S". By default the first layer of every stage but the first halves the grid along height and width.
     """
+    usual = {} if frames is None else dict(CLIPS)
     if name is not None:
         match = MVIT_NAME.fullmatch(name)
-        if match is None or match["size"] not in MVIT_SIZES:
-            known = closest(name, [f"MViTv2-{size}" for size in MVIT_SIZES])
-            raise ValueError(f"unknown Multiscale Vision Transformer {name!r}: {known}")
-        width, depths, heads = MVIT_SIZES[match["size"]]
-        class_token = class_token or match["cls"] is not None
-        options.setdefault("expand", choose_expansion(match["size"], class_token))
+        is_v1 = match is not None and match["version"] == "1"
+        sizes = MVIT_V1_SIZES if is_v1 else MVIT_SIZES
+        if match is None or match["size"] not in sizes or (is_v1 and match["cls"]):
+            known = [*(f"MViTv2-{size}" for size in MVIT_SIZES), *(f"MViTv1-{size}" for size in MVIT_V1_SIZES)]
+            raise ValueError(f"unknown Multiscale Vision Transformer {name!r}: {closest(name, known)}")
+        if is_v1 and frames is None:
+            raise ValueError(f"{name} takes clips: give their number of frames, frames=16")
+        width, depths, heads = sizes[match["size"]]
+        if match["cls"] is not None:
+            options["class_token"] = True
+        has_class_token = options.get("class_token", usual.get("class_token", False))
+        usual |= MVIT_V1 if is_v1 else {"expand": choose_expansion(match["size"], has_class_token)}
     if q_strides is None:
-        q_strides = ((1, 1), *[(2, 2)] * (len(depths) - 1))
+        axes = 2 if frames is None else 3
+        q_strides = ((1,) * axes, *[(1, 2, 2)[-axes:]] * (len(depths) - 1))
     return MViTConfig(
         width=width,
         depths=tuple(depths),
         heads=tuple(heads),
-        class_token=class_token,
         q_strides=q_strides,
+        frames=frames,
         image_size=image_sides(image_size),
-        **options,
+        **usual | options,
     )

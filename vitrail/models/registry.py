@@ -79,7 +79,7 @@ def configure_tokens(name: str | None = None, *, purpose: str = "this recipe", *
     """Return the configuration of a model with patch tokens; refuse the name of a family without them."""
     if name is not None and not issubclass((known := find_family(name)).config, TokenConfig):
         raise refuse(known.configure(name), f"{purpose} (model={name!r})")
-    return configure(name, **options).require_tokens(purpose)
+    return configure(name, **options).require_tokens(purpose, clips=True)
 
 
 def build(name: str | None = None, **options: Any) -> Model:

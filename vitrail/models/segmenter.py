@@ -44,7 +44,7 @@ class SegmenterConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         check_common(self)
-        if self.backbone.output_kind != "classes" or len(self.backbone.image_size) != 2:
+        if self.backbone.output_kind != "classes" or self.backbone.frames is not None:
             raise refuse(self.backbone, "segmentation", "use a model of images")
         if self.backbone != self.backbone.as_backbone():
             raise ValueError("the backbone of a segmentation model ends in features: use config.as_backbone()")

@@ -35,12 +35,13 @@ RESNETS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 POSITION_NAMES = (
     *("none", "learned1d", "learned2d", "relative", "relative1d", "relative-mlp"),
     *("sincos2d", "sinusoid1d", "rotary2d", "rotary-dinov3", "rotary-eva02"),
+    *("factorised", "rotary3d"),  # of clips
 )
 SLOT_NAMES = {
     "embed": (("patches", "conv-stem", "conv-pool"), "patch embedding"),
     "prefix": (("none", "class", "class+distillation"), "tokens before the patch tokens"),
     "pool": (("class", "mean", "mean-norm", "class+mean", "map"), "pooling of the tokens into one vector"),
-    "block": (("pre", "post", "parallel", "res-post"), "order of norm, attention and MLP in a block"),
+    "block": (("pre", "post", "parallel", "res-post", "divided"), "order of norm, attention and MLP in a block"),
     "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "MLP and its activation"),
     "head": (("linear", "pre-logits"), "classifier after the pooling"),
     "position": (POSITION_NAMES, "position embedding"),
@@ -52,6 +53,7 @@ DECODER_NAMES = ("linear", "linear-4", "upernet", "eomt")  # of segmentation mod
 RESAMPLING_NAMES = (
     *("timm", "transformers", "dino", "torchvision", "google"),
     *("timm-relative", "transformers-relative"),  # of tables of offsets
+    "timesformer",
 )
 
 

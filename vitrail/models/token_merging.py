@@ -10,11 +10,13 @@ content, and the same number of tokens merged later changes about half as many p
 B images, T tokens (P prefix tokens, then N that represent one or more patches), D width, H heads, d = D/H, L layers.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.base import TokenConfig, TokenModel
+from vitrail.models.base import TokenConfig, TokenModel, Unsupported
 from vitrail.nn.attention import MSA, dot_product_attention
 from vitrail.nn.block import (
     EncoderBlock,
@@ -104,6 +106,8 @@ def merge_model(vit: TokenModel, r: int, after: int | None = None) -> Merged:
     """
     if r < 0:
         raise ValueError(f"tokens to merge per layer must be at least 0, got {r}")
+    if vit.config.block.is_divided:
+        raise Unsupported("token merging does not support divided attention, which needs every patch: use block='pre'")
     layers = vit.position.layer_positions(vit.config.shape.grid, None)
     if any(part is not None for layer in layers for part in layer):
         name = vit.config.position
@@ -120,8 +124,7 @@ def tokens_per_layer(
     config: TokenConfig, r: int, grid: Grid | None = None, after: int | None = None
 ) -> tuple[int, ...]:
     """Return the number of input tokens of each layer when r are merged in each; no weights are needed."""
-    h, w = grid or config.shape.grid
-    prefix, patches, counts = config.prefix.count, h * w, []
+    prefix, patches, counts = config.prefix.count, math.prod(grid or config.shape.grid), []
     after = count_unmerged_layers(config) if after is None else after
     for layer in range(1, config.size.depth + 1):
         counts.append(prefix + patches)

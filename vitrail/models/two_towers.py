@@ -215,8 +215,8 @@ class TwoTowers(Model):
     def feature_dim(self) -> int:
         return self.image.feature_dim
 
-    def require_tokens(self, purpose: str) -> TokenModel:
-        return self.image.require_tokens(purpose)
+    def require_tokens(self, purpose: str, clips: bool = False) -> TokenModel:
+        return self.image.require_tokens(purpose, clips)
 
     def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
         return self.image.run_stages(images, every_token)

@@ -1,6 +1,7 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words", equations 1 to 4.
 
-B images, C channels, T tokens (N patches in a grid of h×w, after the prefix tokens), D width, L layers, K classes.
+B images, C channels, T tokens (N patches in a grid of h×w, after the prefix tokens), D width, L layers, K classes. Of clips,
+the patches are tubelets in a grid of t×h×w.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from vitrail.models.base import ForwardStage, Layer, TokenModel
+from vitrail.models.base import ForwardStage, Layer, Model, TokenModel, Unsupported
 from vitrail.models.tracing import ConstantPositions, fold_convolutions, resample_in_graph
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import run_block
@@ -62,7 +63,12 @@ class ViT(TokenModel):
         Positions inside the layers (relative, rotary, at every layer) depend on the grid: `grid` defaults to that of the
         configured image size; `keep` is the one given to `tokens`.
         """
-        positions = self.position.layer_positions(grid or self.config.shape.grid, keep)
+        grid = grid or self.config.shape.grid
+        positions = self.position.layer_positions(grid, keep)
+        if self.config.block.is_divided:
+            if keep is not None:
+                raise Unsupported("divided attention needs every patch, and keep leaves some out: use block='pre'")
+            positions = (position._replace(grid=grid) for position in positions)
         for layer, (block, position) in enumerate(zip(self.blocks, positions, strict=True), start=1):
             z, last = position.add_to(z), layer == len(self.blocks)
             z = run_block(block, self.activation_checkpointing, z, position, n_outputs if last else None)  # eq. 2, 3
@@ -90,13 +96,13 @@ class ViT(TokenModel):
         return self.apply_pre_logits(self.pool_tokens(images))
 
     def dense_logits(self, images: Tensor) -> Tensor:
-        """Return logits for every patch, [B, h, w, K]: each patch is pooled as if it were the whole image."""
+        """Return logits for every patch, [B, h, w, K] or [B, t, h, w, K]: each is pooled as if it were the whole image."""
         prefix, patches = self.config.prefix.count, self.forward_features(images)[:, self.config.prefix.count :]
         single_patch = patches.reshape(-1, 1, patches.shape[-1]).expand(-1, prefix + 1, -1)  # the patch as all tokens
         return self.head(self.pool(single_patch)).unflatten(0, (len(images), *self.embed.grid(images)))
 
     def feature_maps(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
-        """Return the patch tokens after these layers as maps, [B, D, h, w] each."""
+        """Return the patch tokens after these layers as maps, [B, D, h, w] each, or [B, D, t, h, w]."""
         grid, prefix = self.embed.grid(images), self.config.prefix.count
         return [z[:, prefix:].transpose(1, 2).unflatten(2, grid) for z in self.hidden_states(images, layers)]
 
@@ -115,7 +121,7 @@ class ViT(TokenModel):
     def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
         """Run the model equation by equation."""
         grid = self.embed.grid(images)
-        yield ForwardStage("image", images)
+        yield ForwardStage("image" if self.config.frames is None else "clip", images)
         x = self.embed(images)
         yield ForwardStage("patches x_p E", x, (self.embed,))
         z = self.add_positions(x, grid)
@@ -134,6 +140,11 @@ class ViT(TokenModel):
     def lora_modules(self) -> list[nn.Linear]:
         return [module for module in self.blocks.modules() if isinstance(module, nn.Linear)]
 
+    def inflate(self, frames: int, tubelet: int = 2, mode: str = "mean", attention: str | None = None) -> Model:
+        from vitrail.models.inflate import inflate
+
+        return inflate(self, frames, tubelet, mode, attention)
+
     def merge_tokens(self, r: int) -> nn.Module:
         from vitrail.models.token_merging import merge_model
 
@@ -148,5 +159,5 @@ class ViT(TokenModel):
     def with_constants(self, any_size: bool = False, size: tuple[int, ...] | None = None) -> "ViT":
         model = fold_convolutions(self.for_tracing(any_size))
         if not any_size:
-            model.position = ConstantPositions(model.position, self.config.grid_of(size or self.config.image_size))
+            model.position = ConstantPositions(model.position, self.config.grid_of(size or self.config.input_size))
         return model

@@ -4,23 +4,23 @@
 """
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar, get_args
 
 from vitrail.models.base import State, TokenConfig, Unsupported, check_common, image_sides
 from vitrail.models.hybrid import Hybrid, configure_hybrid
 from vitrail.models.init import SCHEMES
 from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
-from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm, ResPostNorm
-from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix
+from vitrail.nn.block import BlockSlot, Divided, Parallel, PostNorm, PreNorm, ResPostNorm
+from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix, Tubelets
 from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection, Similarity
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
-from vitrail.nn.position import Learned1D, PositionSlot
+from vitrail.nn.position import AddedPosition, Learned1D, NoPosition, PositionSlot
 from vitrail.nn.resampling import Resampling
 from vitrail.nn.shape import Grid
 
-EmbedSlot = Patches | ConvStem | ConvPool | Hybrid
+EmbedSlot = Patches | ConvStem | ConvPool | Hybrid | Tubelets
 T = TypeVar("T")
 
 
@@ -46,9 +46,13 @@ class ViTConfig(TokenConfig):
     eps: float = 1e-6  # of every LayerNorm
     token_norm: bool = False  # a LayerNorm on z_0 too, as in CLIP
     init: str = "vit"
+    frames: int | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, kw_only=True, metadata={"omit_default": True}
+    )  # of a clip; None for a model of images
 
     def __post_init__(self) -> None:
         check_common(self)
+        self.check_axes()
         for name in ("dropout", "stochastic_depth"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
@@ -57,6 +61,21 @@ class ViTConfig(TokenConfig):
         if self.init not in SCHEMES:
             raise ValueError(f"unknown initialisation {self.init!r}: use {' or '.join(SCHEMES)}")
         _ = self.shape
+
+    def check_axes(self) -> None:
+        """Raise ValueError for parts that are not for images, or not for clips."""
+        embed, position, axes = self.embed, self.position, len(self.input_size)
+        if isinstance(embed, Tubelets) != (self.frames is not None):
+            remedy = "give frames" if self.frames is None else "use embed=Tubelets(…)"
+            raise ValueError(f"frames={self.frames} does not fit {embed}: {remedy}")
+        if axes not in position.axes:
+            kind, known = ("images", "learned1d") if axes == 2 else ("clips", "learned1d, factorised or rotary3d")
+            raise Unsupported(f"{type(position).__name__} positions are not for {kind}: use {known}")
+        if self.block.is_divided and self.frames is None:
+            raise Unsupported("divided attention separates time from space: give frames, or use block='pre'")
+        if self.block.is_divided and not isinstance(position, AddedPosition | NoPosition):
+            name = type(position).__name__
+            raise Unsupported(f"divided attention needs positions added to the tokens, not {name}: use factorised")
 
     @property
     def depth(self) -> int:
@@ -71,12 +90,16 @@ class ViTConfig(TokenConfig):
         return self.embed.stride, 2  # an exported graph resamples positions for at least two patches per side
 
     def grid_of(self, size: tuple[int, ...]) -> Grid:
+        if self.frames is not None and len(size) == 2:
+            size = (self.frames, *size)
         return self.embed.grid_of(size)
 
     def describe(self) -> str:
         size, patch = self.size, self.embed.stride
         name = next((name for name, known in SIZES.items() if known == size), None)
         kind = "" if isinstance(self.embed, Patches) else f"{type(self.embed).__name__} + "
+        if isinstance(self.embed, Tubelets):  # as in ViViT-B/16x2
+            kind, patch = "", f"{patch}x{self.embed.frames}"
         return f"{kind}{name}/{patch}" if name else f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
 
     def facts(self) -> dict[str, str]:
@@ -93,7 +116,9 @@ class ViTConfig(TokenConfig):
         options |= {"a norm of the heads": block.attention_norm, "a norm on z_0": self.token_norm}
         size, rule = self.size, self.resampling
         resampling = {} if rule is None else {"resampling": describe_resampling(rule)}
+        clip = {} if self.frames is None else {"tubelets": str(self.embed)}
         return {
+            **clip,
             "size": f"width {size.width}, depth {size.depth}, {size.heads} heads, MLP {size.mlp}",
             "patches": "×".join(map(str, self.shape.grid)),
             "positions": str(self.position),
@@ -105,6 +130,8 @@ class ViTConfig(TokenConfig):
         }
 
     def check_any_size(self) -> None:
+        if self.frames is not None:
+            raise Unsupported("dynamic_size= does not support models of clips: use size=")
         if not isinstance(self.embed, Patches):
             name = type(self.embed).__name__
             raise Unsupported(f"dynamic_size= does not support {name}: its padding depends on the size, use size=")
@@ -119,6 +146,7 @@ class ViTConfig(TokenConfig):
         if name == "block":
             return type(BLOCKS.get(value)) is type(self.block)
         known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
+        known["frames"] = self.frames
         if name == "resampling":
             return self.resampling == parse_resampling(value)
         return known[name] == value
@@ -148,8 +176,13 @@ class ViTConfig(TokenConfig):
         pool = Mean() if isinstance(self.pool, MAP) else self.pool
         return replace(self, classes=None, head=Linear(), pool=pool)
 
+    def with_frames(self, frames: int) -> "ViTConfig":
+        if self.frames is None:
+            return super().with_frames(frames)
+        return replace(self, frames=frames)
+
     def resize_state(self, state: State, size: tuple[int, ...]) -> State:
-        """Return these tensors with learned positions resampled to the grid of another image size (section 3.2)."""
+        """Return these tensors with learned positions resampled to the grid of another input size (section 3.2)."""
         tensors = {name.removeprefix("position."): t for name, t in state.items() if name.startswith("position.")}
         resized = self.position.resize_tensors(tensors, self.shape, self.grid_of(size))
         return state | {f"position.{name}": tensor for name, tensor in resized.items()}
@@ -166,10 +199,10 @@ def name_slot(slot: str, *objects: Any) -> dict[str, Any]:
 
 
 EMBEDS = name_slot("embed", Patches, ConvStem, ConvPool)
-POSITIONS = name_slot("position", *get_args(PositionSlot))  # the union has the order of the names
+POSITIONS: dict[str, Any] = name_slot("position", *get_args(PositionSlot))  # the union has the order of the names
 PREFIXES: dict[str, Prefix] = name_slot("prefix", Prefix(0), Prefix(1), Prefix(2))
 POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP())
-BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel(), ResPostNorm())
+BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel(), ResPostNorm(), Divided())
 MLPS: dict[str, MLPSlot] = name_slot("mlp", GELU(), TanhGELU(), QuickGELU(), ReLU(), SwiGLU())
 HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits())
 RESAMPLINGS: dict[str, Resampling] = dict(
@@ -183,6 +216,7 @@ RESAMPLINGS: dict[str, Resampling] = dict(
             Resampling("linear", antialias=False, align_corners=True),  # SciPy's zoom of order 1
             Resampling("geometric", antialias=False),  # BEiT
             Resampling("linear", antialias=False),  # BEiT in transformers
+            Resampling("nearest", antialias=False),
         ),
         strict=True,
     )
@@ -250,13 +284,19 @@ def configure_vit(
     eps: float = 1e-6,
     token_norm: bool = False,
     init: str | None = None,
+    frames: int | None = None,
+    tubelet: int | None = None,
 ) -> ViTConfig:
     """Return a configuration from a name and the options that differ from it.
 
     `name` is a size and a patch size, "B/16", or a hybrid, "R50+B/16". Without a name, give `patch`, `width`, `depth` and
     `heads`; the MLP is then four times as wide as the model. Every slot accepts a short string or an object. `resampling`
     is the rule for learned positions at other image sizes, "timm" if not given.
+
+    `frames` makes it a model of clips of so many frames, cut into tubelets of `tubelet` frames (2 if not given).
     """
+    if frames is None and tubelet is not None:
+        raise ValueError(f"tubelet={tubelet} is for models of clips: give frames=16 too, or another number")
     if name is None:
         if patch is None or width is None or depth is None or heads is None:
             raise ValueError("without a name like 'B/16', give patch, width, depth and heads")
@@ -278,9 +318,13 @@ def configure_vit(
         heads=base.heads if heads is None else heads,
         head=head_width,
     )
-    if isinstance(slot, str):
+    if slot == "patches" and frames is not None:
+        slot = Tubelets(2 if tubelet is None else tubelet, patch)
+    elif isinstance(slot, Tubelets) and tubelet not in (None, slot.frames):
+        raise ValueError(f"tubelet={tubelet} does not match {slot}: give the same number in both")
+    elif isinstance(slot, str):
         slot = get_slot("embedding", slot, EMBEDS)(patch)
-    elif isinstance(slot, (Patches, ConvStem)) and slot.patch != patch:
+    if isinstance(slot, (Patches, ConvStem, Tubelets)) and slot.patch != patch:
         raise ValueError(f"patch size {patch} does not match {slot}: give the same size in both")
 
     pool = get_slot("pooling", pool, POOLS) if isinstance(pool, str) else pool
@@ -315,5 +359,6 @@ def configure_vit(
         eps=eps,
         token_norm=token_norm,
         init=init or ("deit" if prefix.outputs == 2 else "vit"),
+        frames=frames,
     )
     return config if resampling is None else config.with_resampling(resampling)

@@ -4,6 +4,7 @@ B images, N tokens, D width. With `n_outputs`, a layer computes its output for t
 tokens that the pooling does not read.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.nn.attention import MSA
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import GELU, MLPSlot, ReLU
 from vitrail.nn.position import NO_POSITION, LayerPosition
-from vitrail.nn.shape import EncoderShape
+from vitrail.nn.shape import EncoderShape, Grid
 
 
 def run_block(block: nn.Module, recompute: bool, *arguments: object) -> Tensor:
@@ -145,6 +147,39 @@ class ResPostNormBlock(TwoNormBlock):
         return z + self.branch2(self.norm2(self.mlp(z)))
 
 
+class DividedBlock(PreNormBlock):
+    """One encoder layer of TimeSformer (Bertasius et al. 2021): each patch attends to those at its place in other frames,
+    then to those of its frame. Prefix tokens take part in every frame; their attention is averaged over the frames."""
+
+    def __init__(self, shape: EncoderShape, spec: "BlockSlot", dropout: float, stochastic_depth: float) -> None:
+        super().__init__(shape, spec, dropout, stochastic_depth)
+        d, self.prefix = shape.width, shape.prefix
+        self.time_norm = nn.LayerNorm(d, eps=shape.eps)
+        self.time_msa = MSA(shape, spec)
+        self.time_projection = LinearLayer(d, d)
+        self.time_branch = ResidualBranch(d, dropout, spec.layer_scale, stochastic_depth)
+
+    def forward(self, z: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
+        assert position.grid is not None, "a layer that separates time from space needs the grid"
+        steps, places, p = position.grid[0], math.prod(position.grid[1:]), self.prefix
+        tokens, x = z[:, :p], z[:, p:].unflatten(1, (steps, places))  # [B, p, D], [B, t, h·w, D]
+        x = x + self.time_branch(self.attend_in_time(x))
+        frames = torch.cat((tokens.unsqueeze(1).expand(-1, steps, -1, -1), x), 2)  # [B, t, p + h·w, D]
+        only_prefix = n_outputs is not None and n_outputs <= p
+        y = self.msa(self.norm1(frames.flatten(0, 1)), n_outputs=n_outputs if only_prefix else None)
+        y = y.unflatten(0, (-1, steps))
+        y_prefix, y_patches = y[:, :, :p].mean(1), y[:, :, p:].flatten(1, 2)
+        y = y_prefix if only_prefix else torch.cat((y_prefix, y_patches), 1)
+        z = take_first_tokens(tokens if only_prefix else torch.cat((tokens, x.flatten(1, 2)), 1), n_outputs)
+        z = z + self.branch1(take_first_tokens(y, n_outputs))
+        return z + self.branch2(self.mlp(self.norm2(z)))
+
+    def attend_in_time(self, x: Tensor) -> Tensor:
+        """Return the attention of patches [B, t, h·w, D] to those at the same place, of the same shape."""
+        y = self.time_msa(self.time_norm(x).transpose(1, 2).flatten(0, 1))  # [B·h·w, t, D]
+        return self.time_projection(y).unflatten(0, (x.shape[0], -1)).transpose(1, 2)
+
+
 class ParallelBlock(EncoderBlock):
     """MSA and MLP in parallel on one norm (GPT-J; ViT-22B, Dehghani et al. 2023)."""
 
@@ -170,6 +205,11 @@ class PreNorm:
     )  # of the heads, before their projection
     module: ClassVar[type[EncoderBlock]] = PreNormBlock
     final_norm: ClassVar[bool] = True  # whether equation 4's LN follows the last layer
+    is_divided: ClassVar[bool] = False  # whether attention over time is separate from that over space
+
+    def count_attention(self, grid: Grid) -> dict[int, int]:
+        """Return how many attention matrices between so many patches a head computes: {patches: matrices}."""
+        return {math.prod(grid): 1}
 
 
 @dataclass(frozen=True)
@@ -179,6 +219,18 @@ class PostNorm(PreNorm):
     mlp: MLPSlot = ReLU()
     module: ClassVar[type[EncoderBlock]] = PostNormBlock
     final_norm: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Divided(PreNorm):
+    """Attention over time, then over space, for clips (TimeSformer): t·(h·w)² + h·w·t² products instead of (t·h·w)²."""
+
+    module: ClassVar[type[EncoderBlock]] = DividedBlock
+    is_divided: ClassVar[bool] = True
+
+    def count_attention(self, grid: Grid) -> dict[int, int]:
+        steps, places = grid[0], math.prod(grid[1:])
+        return {places: steps + places} if steps == places else {places: steps, steps: places}
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,25 @@ class Embedding(nn.Module):
 
     stride: int  # pixels from one patch to the next
     channels: int
+    axes: ClassVar[str] = "H, W"  # of an input, after batch and channels
 
     def __init__(self, slot: "PatchSlot", channels: int) -> None:
         super().__init__()
         self.slot, self.stride, self.channels = slot, slot.stride, channels
 
     def grid(self, images: Tensor) -> Grid:
-        """Return the rows and columns of patches in these images; raise ValueError for an unsupported shape."""
-        if images.ndim != 4:
-            raise ValueError(f"an image batch must have the shape [B, C, H, W], got {list(images.shape)}")
-        _, channels, height, width = images.shape
+        """Return the patches along each axis of these images; raise ValueError for an unsupported shape."""
+        batch, kind = ("an image batch", "images") if self.axes == "H, W" else ("a batch of clips", "clips")
+        if images.ndim != 3 + self.axes.count(","):
+            raise ValueError(f"{batch} must have the shape [B, C, {self.axes}], got {list(images.shape)}")
+        _, channels, *size = images.shape
         if channels != self.channels:
-            raise ValueError(f"the model takes {self.channels} channels, got images of {channels}")
-        return self.slot.grid_of((height, width))
+            raise ValueError(f"the model takes {self.channels} channels, got {kind} of {channels}")
+        return self.slot.grid_of(tuple(size))
+
+    def cut_patches(self, images: Tensor) -> Tensor:
+        """Return the values of every patch, flattened channel by channel: [B, N, values]."""
+        return patchify(images, self.stride)
 
 
 class PatchSlot(Protocol):
@@ -91,6 +97,29 @@ class PatchEmbedding(Embedding):
     def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
         x_p = select_tokens(patchify(image, self.patch, self.stride), keep)  # [B, N, C·P²]
         return self.norm_out(self.projection(self.norm_in(x_p)))  # [B, N, D]
+
+
+def tubeletify(clip: Tensor, frames: int, patch: int) -> Tensor:
+    """Return x_p of clips [B, C, T, H, W]: tubelets of `frames`×P×P values in the order of time, row and column."""
+    steps = clip.unflatten(2, (-1, frames)).unflatten(4, (-1, patch)).unflatten(6, (-1, patch))
+    return steps.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)  # [B, t, h, w, C, F, P, P] to [B, N, C·F·P²]
+
+
+class TubeletEmbedding(Embedding):
+    """Linear tubelets, patches over several frames: a convolution in three dimensions whose stride is its kernel."""
+
+    axes: ClassVar[str] = "T, H, W"
+
+    def __init__(self, slot: "Tubelets", channels: int, width: int) -> None:
+        super().__init__(slot, channels)
+        self.frames, self.patch = slot.frames, slot.patch
+        self.projection = LinearLayer(channels * slot.frames * slot.patch**2, width, bias=slot.bias)
+
+    def forward(self, clip: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.projection(select_tokens(self.cut_patches(clip), keep))  # [B, N, D]
+
+    def cut_patches(self, images: Tensor) -> Tensor:
+        return tubeletify(images, self.frames, self.patch)
 
 
 class ConvStemEmbedding(Embedding):
@@ -167,6 +196,37 @@ class Patches:
 
     def build(self, channels: int, width: int) -> Embedding:
         return PatchEmbedding(self, channels, width)
+
+
+@dataclass(frozen=True)
+class Tubelets:
+    """Linear tubelets of `frames` frames and `patch`² pixels, for models of clips (ViViT, VideoMAE; 1 frame: TimeSformer)."""
+
+    frames: int = 2
+    patch: int = 16
+    bias: bool = True
+    input_weight: ClassVar[str] = "projection.weight"
+
+    def __post_init__(self) -> None:
+        if self.patch < 1:
+            raise ValueError(f"patch size must be at least 1 pixel, got {self.patch}")
+        if self.frames < 1:
+            raise ValueError(f"a tubelet must have at least 1 frame, got {self.frames}")
+
+    @property
+    def stride(self) -> int:
+        return self.patch
+
+    def grid_of(self, size: tuple[int, ...]) -> Grid:
+        frames, *sides = size
+        if frames < self.frames or frames % self.frames:
+            steps = dict.fromkeys(max(1, frames // self.frames + more) for more in (0, 1))
+            remedy = " or ".join(str(step * self.frames) for step in steps)
+            raise ValueError(f"{frames} frames are not divisible into tubelets of {self.frames}: use {remedy}")
+        return (frames // self.frames, *compute_grid(tuple(sides), self.patch))
+
+    def build(self, channels: int, width: int) -> Embedding:
+        return TubeletEmbedding(self, channels, width)
 
 
 @dataclass(frozen=True)

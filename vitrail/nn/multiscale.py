@@ -1,7 +1,8 @@
 """Attention over pooled tokens, and the layers of MViT (Fan et al. 2021) and MViT v2 (Li et al. 2021).
 
 Queries, keys and values are pooled over the grid by a convolution with a stride: pooled keys and values make attention cheap
-on large grids, pooled queries make the output grid smaller. Grids may have any number of axes.
+on large grids, pooled queries make the output grid smaller. Grids may have any number of axes: (h, w) for images, (t, h, w)
+for clips.
 
 B images, a grid of N tokens (after P prefix tokens), D width, H heads, d = D/H; Nq and Nk pooled tokens.
 """
@@ -19,15 +20,17 @@ from vitrail.nn.block import ResidualBranch
 from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import MLP
 from vitrail.nn.recording import WindowTokens
-from vitrail.nn.resampling import Resampling, resample_rows
+from vitrail.nn.resampling import Resampling, resample_rows, resample_table
 from vitrail.nn.shape import Grid
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}  # by the number of axes
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-OFFSET_RESAMPLING = Resampling("linear", antialias=False)  # of relative positions, in all projects
+OFFSET_RESAMPLING = Resampling("linear", antialias=False)  # of all position tables, in all projects
 
 ResidualPooling = Literal["all", "patches", "none"]
+QueryPooling = Literal["all", "strided"]
+Positions = Literal["relative", "absolute"]
 
 
 # --- grids ---
@@ -69,6 +72,36 @@ def locate_tokens(grid: Grid, stride: int, prefix: int) -> WindowTokens:
     return WindowTokens(grid, stride, cells, torch.zeros_like(cells))
 
 
+# --- positions ---
+
+
+def resample_cells(table: Tensor, grid: Grid) -> Tensor:
+    """Return a table of the cells of a frame, [h, w, D], resampled to another grid."""
+    return resample_table(table.movedim(-1, 0), grid, OFFSET_RESAMPLING).movedim(0, -1)
+
+
+class SeparatePositions(nn.Module):
+    """Learned positions of MViT v1, added to the tokens: the sum of a table over a frame's cells and, for clips, one over time.
+
+    Prefix tokens have vectors of their own. Of another grid, both tables are resampled: linearly along each axis.
+    """
+
+    def __init__(self, grid: Grid, width: int, prefix: int) -> None:
+        super().__init__()
+        *frames, rows, columns = grid
+        self.space = nn.Parameter(torch.empty(rows, columns, width))
+        self.time = nn.Parameter(torch.empty(*frames, width)) if frames else None
+        self.prefix = nn.Parameter(torch.empty(prefix, width)) if prefix else None
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return tokens [B, P + N, D] with their positions added."""
+        table = resample_cells(self.space, grid[-2:])  # [h, w, D]
+        if self.time is not None:
+            table = table + resample_rows(self.time, grid[0], OFFSET_RESAMPLING)[:, None, None]  # [t, h, w, D]
+        positions = table.flatten(0, -2)
+        return x + (positions if self.prefix is None else torch.cat((self.prefix, positions)))
+
+
 # --- attention ---
 
 
@@ -80,7 +113,7 @@ class PooledShape:
     attention_width: int
     output_width: int
     heads: int
-    grid: Grid  # of the input at the configured image size
+    grid: Grid  # of the input at the configured size
     kernel: Grid
     q_stride: Grid
     kv_stride: Grid
@@ -88,6 +121,8 @@ class PooledShape:
     eps: float
     prefix: int = 0  # tokens before the grid
     residual_pooling: ResidualPooling = "all"
+    q_pooling: QueryPooling = "all"
+    positions: Positions = "relative"
 
     def __post_init__(self) -> None:
         if self.attention_width % self.heads:
@@ -102,8 +137,15 @@ class PooledShape:
         return pool_grid(self.grid, self.kv_stride)
 
     @property
+    def pools_queries(self) -> bool:
+        """Return whether the queries go through a convolution: in MViT v1 only where it has a stride."""
+        return self.q_pooling == "all" or math.prod(self.q_stride) > 1
+
+    @property
     def offsets(self) -> tuple[int, ...]:
-        """Return the number of relative positions along each axis."""
+        """Return the number of relative positions along each axis; none with absolute positions."""
+        if self.positions == "absolute":
+            return ()
         return tuple(count_offsets(q, k) for q, k in zip(self.q_grid, self.kv_grid, strict=True))
 
 
@@ -131,7 +173,7 @@ class HeadPool(nn.Module):
 
 
 class PooledAttention(nn.Module):
-    """Multi-head attention of pooled queries to pooled keys, with relative positions along each axis.
+    """Multi-head attention of pooled queries to pooled keys, in MViT v2 with relative positions along each axis.
 
     `offsets` has a table for each axis of the grid. The bias of a query and a key is the sum over the axes of the product of
     the query and the vector of their offset along the axis (MViT v2, equation 4).
@@ -144,7 +186,7 @@ class PooledAttention(nn.Module):
         self.residual_pooling = shape.residual_pooling
         width, d = shape.attention_width, shape.attention_width // shape.heads
         self.q, self.k, self.v = (LinearLayer(shape.width, width) for _ in range(3))
-        self.pool_q = HeadPool(shape, shape.q_stride)
+        self.pool_q = HeadPool(shape, shape.q_stride) if shape.pools_queries else None
         self.pool_k = HeadPool(shape, shape.kv_stride)
         self.pool_v = HeadPool(shape, shape.kv_stride)
         self.offsets = nn.ParameterList(nn.Parameter(torch.empty(rows, d)) for rows in shape.offsets)
@@ -152,13 +194,17 @@ class PooledAttention(nn.Module):
 
     def project(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Return pooled queries [B, P + Nq, H, d] and pooled keys and values [B, P + Nk, H, d]."""
-        return self.pool_q(self.q(x), grid), self.pool_k(self.k(x), grid), self.pool_v(self.v(x), grid)
+        q = self.q(x)
+        q = q.unflatten(-1, (self.heads, -1)) if self.pool_q is None else self.pool_q(q, grid)
+        return q, self.pool_k(self.k(x), grid), self.pool_v(self.v(x), grid)
 
-    def compute_bias(self, q: Tensor, grid: Grid) -> Tensor:
+    def compute_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
         """Return the relative positions' part of q·k, [B, H, P + Nq, P + Nk]: zero for prefix tokens.
 
-        q is [B, P + Nq, H, d]; the tables are resampled if the grid is not the configured one.
+        q is [B, P + Nq, H, d]; the tables are resampled if the grid is not the configured one. None with absolute positions.
         """
+        if not self.offsets:
+            return None
         q_grid, k_grid = pool_grid(grid, self.q_stride), pool_grid(grid, self.kv_stride)
         axes = len(grid)
         cells = (q[:, self.prefix :] if self.prefix else q).unflatten(1, q_grid)  # [B, *q_grid, H, d]
@@ -193,7 +239,8 @@ class PooledAttention(nn.Module):
         q, k, _v = self.project(x, grid)
         with torch.autocast(q.device.type, enabled=False):
             scores = q.float().transpose(1, 2) * q.shape[-1] ** -0.5 @ k.float().permute(0, 2, 3, 1)
-            return (scores + self.compute_bias(q, grid).float()).softmax(-1).unsqueeze(1)
+            bias = self.compute_bias(q, grid)
+            return (scores if bias is None else scores + bias.float()).softmax(-1).unsqueeze(1)
 
 
 # --- layers ---

@@ -4,7 +4,7 @@ B images, N patches after the prefix tokens, D width. After token merging, pools
 patches that each token represents, so that every patch has the same weight.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -110,12 +110,21 @@ class ClassToken:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over patches. `norm_after` applies the LayerNorm after the mean."""
+    """The mean over patches. `norm_after` applies the LayerNorm after the mean. VideoMAE in transformers has another `eps`
+    for that norm than for those of the layers, and, as a model without classes, no norm."""
 
     norm_after: bool = False
+    normed: bool = field(default=True, repr=False, metadata={"omit_default": True})
+    eps: float | None = field(default=None, repr=False, metadata={"omit_default": True})  # None: the model's
     required_tokens: ClassVar[int] = 0
 
+    def __str__(self) -> str:
+        return f"{self!r}{'' if self.normed else ' without norm'}{'' if self.eps is None else f', eps {self.eps:g}'}"
+
     def build(self, shape: EncoderShape, norm: nn.Module) -> Pool:
+        if self.eps is not None:
+            norm = nn.LayerNorm(shape.width, eps=self.eps)
+        norm = norm if self.normed else nn.Identity()
         return (MeanThenNormPool if self.norm_after else MeanPool)(shape, norm)
 
 

@@ -2,7 +2,7 @@
 
 Every rule is separable: along each axis, a new value is a weighted sum of old ones. `resample_table` computes it with PyTorch's
 kernels, which have two axes. `compute_axis_weights` returns the same weights as a matrix for one axis: exported graphs use
-it, and a grid with more axes could.
+it, and so does the time axis of clips, along which tables are interpolated linearly, whatever the rule.
 """
 
 from dataclasses import dataclass
@@ -28,20 +28,22 @@ class Resampling:
     offsets keep their values, and are interpolated linearly (BEiT; timm's `resize_rel_pos_bias_table`).
     """
 
-    kind: Literal["bicubic", "linear", "geometric"] = "bicubic"
+    kind: Literal["bicubic", "linear", "geometric", "nearest"] = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("bicubic", "linear", "geometric"):
-            raise ValueError(f"kind of resampling must be 'bicubic', 'linear' or 'geometric', got {self.kind!r}")
+        if self.kind not in ("bicubic", "linear", "geometric", "nearest"):
+            raise ValueError(
+                f"kind of resampling must be 'bicubic', 'linear', 'geometric' or 'nearest', got {self.kind!r}"
+            )
         if not 0 <= self.offset < 1:
             raise ValueError(f"offset of resampling must be at least 0 and below 1, got {self.offset}")
         if self.antialias + self.align_corners + (self.offset > 0) > 1:
             raise ValueError("resampling supports only one of antialias, align_corners and an offset")
-        if self.kind == "geometric" and (self.antialias or self.align_corners or self.offset):
-            raise ValueError("geometric resampling supports none of antialias, align_corners and an offset")
+        if self.kind in ("geometric", "nearest") and (self.antialias or self.align_corners or self.offset):
+            raise ValueError(f"{self.kind} resampling supports none of antialias, align_corners and an offset")
 
     def describe(self) -> str:
         """Return the rule in words."""
@@ -50,10 +52,16 @@ class Resampling:
         return ", ".join((self.kind, *(word for word, holds in words.items() if holds)))
 
 
+TIME = Resampling("linear", antialias=False)  # the rule along the time axis of clips
+
+
 def resample_table(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
-    """Return a table [..., h, w] resampled to another grid; unchanged on its own grid."""
-    if tuple(table.shape[-2:]) == tuple(grid):
+    """Return a table [..., h, w] or [..., t, h, w] resampled to another grid; unchanged on its own grid."""
+    if tuple(table.shape[-len(grid) :]) == tuple(grid):
         return table
+    if len(grid) == 3:
+        steps = resample_steps(table.movedim(-3, 0), grid[0]).movedim(0, -3)
+        return resample_table(steps, grid[1:], resampling)
     if table.shape[-1] == 1 and grid[1] == 1:  # PyTorch (2.13) resamples a single column wrongly; a single row is right
         return resample_table(table.transpose(-1, -2), (1, grid[0]), resampling).transpose(-1, -2)
     flat = table.reshape(1, -1, *table.shape[-2:]).float()
@@ -64,6 +72,8 @@ def resample_table(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
         sides = zip(flat.shape[-2:], grid, strict=True)
         rows, columns = (compute_axis_weights(resampling, n, m, flat, changes) for n, m in sides)
         return (rows @ flat @ columns.T).reshape(*table.shape[:-2], *grid).to(table.dtype)
+    if resampling.kind == "nearest":
+        return F.interpolate(flat, grid, mode="nearest").reshape(*table.shape[:-2], *grid).to(table.dtype)
     size: dict[str, Any] = {"size": grid}
     if resampling.offset:
         size = {"scale_factor": [(m + resampling.offset) / n for n, m in zip(flat.shape[-2:], grid, strict=True)]}
@@ -80,6 +90,14 @@ def resample_rows(table: Tensor, count: int, resampling: Resampling) -> Tensor:
     return resample_table(column, (count, 1), resampling).squeeze(-1).transpose(-1, -2)
 
 
+def resample_steps(table: Tensor, count: int) -> Tensor:
+    """Return a table whose first axis is time, [t, ...], interpolated linearly to `count` steps."""
+    if len(table) == count:
+        return table
+    weights = compute_axis_weights(TIME, len(table), count, table.float())
+    return (weights @ table.float().flatten(1)).unflatten(1, table.shape[1:]).to(table.dtype)
+
+
 def compute_axis_weights(
     resampling: Resampling, source: int, count: int, reference: Tensor, changes: Tensor | None = None
 ) -> Tensor:
@@ -93,6 +111,9 @@ def compute_axis_weights(
     if resampling.kind == "geometric":
         changes = (total != source) if changes is None else changes
         return _compute_geometric_weights(source, steps - (total - 1) / 2, changes).to(reference.dtype)
+    cells = torch.arange(source, device=reference.device, dtype=torch.float32)
+    if resampling.kind == "nearest":
+        return ((steps * (source / total)).floor()[:, None] == cells).to(reference.dtype)
     if resampling.align_corners:
         scale = (source - 1) / (total - 1).clamp(min=1.0)
         middle = steps * scale
@@ -100,7 +121,6 @@ def compute_axis_weights(
         changes = (total != source) if changes is None else changes
         scale = source / (total + resampling.offset * changes if resampling.offset else total)
         middle = (steps + 0.5) * scale - 0.5
-    cells = torch.arange(source, device=reference.device, dtype=torch.float32)
     if resampling.antialias:
         distance = (cells[None] - middle[:, None]) / scale.clamp(min=1.0)
         weight = _filter(resampling.kind, distance.abs(), ANTIALIASED_CUBIC)

@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Grid = tuple[int, ...]  # patches along each side: rows and columns of an image
+Grid = tuple[
+    int, ...
+]  # patches along each side: rows and columns of an image, or steps in time, rows and columns of a clip
 
 
 class FeatureShape(NamedTuple):

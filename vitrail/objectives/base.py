@@ -141,7 +141,7 @@ class Objective:
 
     def check_run(self, config: ModelConfig, batch: int, views: Views | None, ema: bool) -> None:
         """Raise ValueError for a pretraining run that cannot work, before anything is computed."""
-        self.check(config.require_tokens("pretraining without labels"), batch)
+        self.check(config.require_tokens("pretraining without labels", clips=True), batch)
         name = type(self).__name__
         if self.uses_views and views is None:
             raise ValueError(f"{name} needs several crops of each image: set views=Views, or use another method")

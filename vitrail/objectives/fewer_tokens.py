@@ -6,6 +6,7 @@ and shipped. What a step computes depends on (seed, step), so a resumed run comp
 B images, N patches, P pixels along a patch, K classes.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -181,9 +182,9 @@ TokenSlot = PatchDropout | ProgressiveResolution | TokenMerging | FlexiblePatche
 
 def draw_patches(model: TokenModel, images: Tensor, rate: float, draw: StepRandom) -> Tensor:
     """Return the patches of each image that remain if a fraction is dropped, in order, [B, n]."""
-    height, width = model.embed.grid(images)
-    count = max(1, round(height * width * (1 - rate)))
-    return draw.uniform(height * width, KEEP_STREAM).argsort(1)[:, :count].sort(1).values
+    patches = math.prod(model.embed.grid(images))
+    count = max(1, round(patches * (1 - rate)))
+    return draw.uniform(patches, KEEP_STREAM).argsort(1)[:, :count].sort(1).values
 
 
 @lru_cache(maxsize=32)

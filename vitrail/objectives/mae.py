@@ -3,6 +3,7 @@
 B images, N patches, n of them visible, C·P² values of a patch.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -15,8 +16,8 @@ from vitrail.checkpoints.load import inspect_checkpoint
 from vitrail.checkpoints.mae import Autoencoder, has_decoder, read_mae, write_mae
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenConfig, TokenModel
-from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, reconstruct_patches
-from vitrail.nn.embed import Patches, patchify, select_tokens
+from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, count_patch_values, reconstruct_patches
+from vitrail.nn.embed import Patches, select_tokens
 from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, Parts, require_draw
 from vitrail.objectives.masking import PatchLoss, PatchPrediction, check_encoder
 from vitrail.reports.run import MethodText
@@ -58,17 +59,21 @@ class MAE(Objective):
         return int(patches * (1 - self.mask))
 
     def check(self, config: TokenConfig, batch: int) -> None:
-        config = check_encoder(config, "MAE")
-        if not isinstance(config.embed, Patches):
-            name = type(config.embed).__name__
-            raise ValueError(f"MAE needs patches that do not overlap, and those of {name} do: set model.embed=Patches")
+        self.check_patches(config)
         patches = config.shape.patches
         visible = self.count_visible(patches)
         if not 0 < visible < patches:
             raise ValueError(f"mask {self.mask} leaves {visible} of {patches} patches: change it or the patch size")
-        if self.norm_pix and config.channels * config.embed.stride**2 < 2:
+        if self.norm_pix and count_patch_values(config) < 2:
             raise ValueError("a patch of one value has no standard deviation: set objective.norm_pix=false")
         self.decoder.fill_sizes(config)
+
+    def check_patches(self, config: TokenConfig) -> None:
+        """Raise ValueError for an encoder without patches to hide."""
+        config = check_encoder(config, "MAE")
+        if not isinstance(config.embed, Patches):
+            name = type(config.embed).__name__
+            raise ValueError(f"MAE needs patches that do not overlap, and those of {name} do: set model.embed=Patches")
 
     def build(self, model: TokenModel, steps: int, *, decoder: PixelDecoder | None = None) -> "MaskedAutoencoder":
         """Return the loss module, with a new decoder unless one is given."""
@@ -76,14 +81,14 @@ class MAE(Objective):
         return MaskedAutoencoder(model, decoder or build_decoder(model.config, self.decoder), self)
 
     def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
-        loss_module = self.build(model.require_tokens("MAE"), inputs.steps)
+        loss_module = self.build(model.require_tokens("MAE", clips=True), inputs.steps)
         if "decoder" in inputs.parts:
             loss_module.decoder.load_state_dict(inputs.parts["decoder"])
         return loss_module
 
     def read_parts(self, path: str, config: ModelConfig) -> tuple[Parts, str]:
         """Read the decoder of the initial checkpoint, where it has one of the right size."""
-        config, new = config.require_tokens("MAE"), "the decoder starts new"
+        config, new = config.require_tokens("MAE", clips=True), "the decoder starts new"
         with inspect_checkpoint(path) as checkpoint:
             present = has_decoder(checkpoint)
         if not present:
@@ -94,11 +99,11 @@ class MAE(Objective):
             return {}, f"{new}: {error}"
         theirs, ours = source.decoder.spec, self.decoder.fill_sizes(config)
         if theirs != ours:
-            fields = [(name, getattr(theirs, name)) for name in ("depth", "width", "heads", "mlp")]
+            fields = [(name, getattr(theirs, name)) for name in ("depth", "width", "heads", "mlp", "norm_eps")]
             differ = [(name, value) for name, value in fields if value != getattr(ours, name)]
             settings = f"settings={[f'objective.decoder.{name}={value}' for name, value in differ]}"
             return {}, f"{new}: that of {path} has another size, use {settings} to continue with it"
-        if (source.model.config.image_size, source.model.config.channels) != (config.image_size, config.channels):
+        if (source.model.config.input_size, source.model.config.channels) != (config.input_size, config.channels):
             return {}, f"{new}: that of {path} is for another image size or other channels"
         return {"decoder": source.decoder.state_dict()}, f"the decoder continues from {path}, like the encoder"
 
@@ -108,7 +113,7 @@ class MAE(Objective):
 
     def write_parts(self, model: Model, parts: Parts, directory: Path) -> None:
         """Write encoder and decoder to pretraining.safetensors."""
-        encoder = model.require_tokens("MAE")
+        encoder = model.require_tokens("MAE", clips=True)
         decoder = build_decoder(encoder.config, self.decoder)
         decoder.load_state_dict(parts["decoder"])
         write_mae(Autoencoder(encoder, decoder, self.mask, self.norm_pix), directory / DECODER_FILE, "vitrail")
@@ -133,14 +138,14 @@ class MaskedAutoencoder(PatchLoss):
 
     def split_patches(self, images: Tensor, draw: StepRandom) -> tuple[Tensor, Tensor]:
         """Return the visible patches, [B, n], and the hidden ones, [B, N-n], in the order of their noise."""
-        h, w = self.model.embed.grid(images)
-        order = draw.uniform(h * w, MASK_STREAM).argsort(1)
-        count = self.spec.count_visible(h * w)
+        patches = math.prod(self.model.embed.grid(images))
+        order = draw.uniform(patches, MASK_STREAM).argsort(1)
+        count = self.spec.count_visible(patches)
         return order[:, :count], order[:, count:]
 
     def target_pixels(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the targets, and the mean and deviation that were removed: 0 and 1 without `norm_pix`."""
-        pixels = select_tokens(patchify(images, self.model.embed.stride), hidden).float()
+        pixels = select_tokens(self.model.embed.cut_patches(images), hidden).float()
         if not self.spec.norm_pix:
             return pixels, pixels.new_zeros(()), pixels.new_ones(())
         mean = pixels.mean(-1, keepdim=True)
@@ -155,7 +160,7 @@ class MaskedAutoencoder(PatchLoss):
         visible, hidden = self.split_patches(images, draw)
         predicted = reconstruct_patches(self.model, self.decoder, images, visible, hidden).float()
         _, mean, deviation = self.target_pixels(images, hidden)
-        patches = patchify(images, self.model.embed.stride).float()
+        patches = self.model.embed.cut_patches(images).float()
         at = hidden.unsqueeze(-1).expand_as(predicted)
         return PatchPrediction(
             input=patches,

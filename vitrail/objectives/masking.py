@@ -17,9 +17,9 @@ from vitrail.objectives.base import Losses, LossModule, Reconstruction
 from vitrail.objectives.teacher import ChannelValues
 
 
-def check_encoder(config: ModelConfig, method: str) -> TokenConfig:
+def check_encoder(config: ModelConfig, method: str, clips: bool = False) -> TokenConfig:
     """Return the configuration, or raise ValueError without patches to hide or with modules that would not be trained."""
-    config = config.require_tokens(method)
+    config = config.require_tokens(method, clips)
     if config.classes is not None or not isinstance(config.head, Linear):
         raise ValueError(f"{method} trains a model that ends in features: set model.classes=none and model.head=Linear")
     if isinstance(config.pool, MAP):

@@ -13,6 +13,7 @@ from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.regression import Regression
 from vitrail.objectives.segmentation import Segmentation
 from vitrail.objectives.token_labelling import TokenLabelling
+from vitrail.objectives.videomae import VideoMAE
 
 ObjectiveSlot = (
     Classification
@@ -24,6 +25,7 @@ ObjectiveSlot = (
     | Regression
     | MaskedPatches
     | MAE
+    | VideoMAE
     | DINO
 )
 OBJECTIVES: dict[str, type[Objective]] = {kind.__name__: kind for kind in get_args(ObjectiveSlot)}

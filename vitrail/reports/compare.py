@@ -18,6 +18,7 @@ from vitrail.reports.pretraining import collect_knn_scores
 from vitrail.reports.run import ABSENT, Evaluated, RunDirectory, find_differences, format_value, read_run
 from vitrail.reports.summary import get_data_name
 from vitrail.utils import text as formatting
+from vitrail.utils.scores import METRICS, format_score, format_score_interval
 from vitrail.utils.text import format_count, format_number, format_percent, is_interval, is_number
 
 MAX_RUNS_ALL_PAIRS = 4  # up to so many runs, all pairs are compared; of more, each run with the best
@@ -277,7 +278,7 @@ def build_score_rows(comparison: RunComparison) -> list[dict[str, tuple[str, Any
     rows = []
     for run in comparison.summaries:
         score = run.get("score_name", "")
-        interval = formatting.format_score_interval(score, run["interval"]) or "–", (run["interval"] or [-1])[0]
+        interval = format_score_interval(score, run["interval"]) or "–", (run["interval"] or [-1])[0]
         row = {"run": (run["name"], run["name"])}
         if comparison.is_pretraining:
             row["method"] = (run["method_name"], run["method_name"])
@@ -286,10 +287,8 @@ def build_score_rows(comparison: RunComparison) -> list[dict[str, tuple[str, Any
             row |= {"untrained": cell(run["knn_random"], format_percent)}
             row |= {key: cell(run[key], format_number) for key in ("loss", "rank", "spread")}
         else:
-            metric = (
-                f"{'top-1' if run['score_name'] == 'top1' else formatting.SCORES[run['score_name']]}, {run['split']}"
-            )
-            shown = cell(run["score"], partial(formatting.format_score, score))
+            metric = f"{METRICS[run['score_name']].short}, {run['split']}"
+            shown = cell(run["score"], partial(format_score, score))
             row |= {"metric": (metric, metric), "score": shown, "95 %": interval}
         row["time"] = cell(run["seconds"], formatting.format_duration)
         if not comparison.is_pretraining:
@@ -368,9 +367,8 @@ def render_curves(comparison: RunComparison) -> list[Markup | None]:
         others = [chart(title, "validation", signal, note=note) for signal, (title, _, note) in signals]
     else:
         scores = [run.score_name for run in comparison.runs]
-        names = dict.fromkeys("top-1 accuracy" if name == "top1" else formatting.SCORES[name] for name in scores)
-        plain = any(name in formatting.PLAIN_SCORES for name in scores)
-        format_y = format_number if plain else format_percent_tick
+        names = dict.fromkeys(METRICS[name].phrase for name in scores)
+        format_y = format_percent_tick if all(METRICS[name].is_share for name in scores) else format_number
         score = chart(f"Validation {' or '.join(names)}", "validation", format_y=format_y)
         others = [chart("Training loss", "training", "loss")]
     losses = chart("Validation loss", "validation", "loss")

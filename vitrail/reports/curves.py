@@ -4,7 +4,8 @@ from vitrail.metrics.intervals import wilson_interval
 from vitrail.reports.charts.lines import ChartLine, extract_points, render_line_chart
 from vitrail.reports.html import Markup
 from vitrail.reports.run import MethodText, RunDirectory
-from vitrail.utils.text import PLAIN_SCORES, SCORES, format_number, format_percent, format_score, is_number
+from vitrail.utils.scores import METRICS, format_score
+from vitrail.utils.text import format_number, format_percent, is_number
 
 SUPERVISED_LOSS_NOTE = "The training loss is measured on augmented images, so it may be above the validation loss."
 SPREAD_NOTE = (
@@ -73,11 +74,11 @@ def render_score_chart(run: RunDirectory) -> Markup | None:
     if images and run.score_name == "top1":
         band = _interval_band(points, images)
     best = max(points, key=lambda point: point[1])
-    name, plain = SCORES[run.score_name], run.score_name in PLAIN_SCORES
+    metric = METRICS[run.score_name]
     return render_line_chart(
-        f"{name}, validation",
-        [ChartLine(name, points, 1, dots=True, band=band)],
-        format_y=format_number if plain else format_percent_tick,
+        f"{metric.title}, validation",
+        [ChartLine(metric.title, points, 1, dots=True, band=band)],
+        format_y=format_percent_tick if metric.is_share else format_number,
         mark=(*best, f"best: {format_score(run.score_name, best[1])} after epoch {best[0]:,.0f}"),
         note=f"The {'band' if len(band) > 1 else 'line'} is the 95 % interval for {images:,} images." if band else "",
     )

@@ -12,6 +12,7 @@ from vitrail.reports.masks import Colour, format_colour
 from vitrail.reports.run import Evaluated, EvaluatedSplit
 from vitrail.reports.sections import build_target_sections
 from vitrail.utils import text
+from vitrail.utils.scores import find_score
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class EvaluationReport:
 def format_evaluation_headline(report: EvaluationReport) -> str:
     """Return "deit_tiny on samples: top-1 accuracy 81.0 % (75.0–85.8) on 200 images"."""
     data = PurePath(report.data["where"]).name or report.data["where"]
-    score = text.find_score(report.metrics[0])
+    score = find_score(report.metrics[0])
     return f"{report.names[0]} on {data}: {summary.format_result(report.metrics[0], score)}"
 
 
@@ -47,7 +48,7 @@ def render_evaluation_page(report: EvaluationReport) -> str:
     kicker = ("evaluation", report.names[0], text.format_datetime(report.date))
     heading = render_heading(kicker, title, render_evaluation_lead(report))
     top = [*heading, render_skipped_notice(report), render_evaluation_tiles(report)]
-    note = summary.render_interval_note(text.find_score(report.metrics[0]))
+    note = summary.render_interval_note(find_score(report.metrics[0]))
     columns = dict(zip(report.names if len(report.names) > 1 else ["value"], report.metrics, strict=True))
     sections: list[PageSection] = [
         ("results", "Results", "Results", [summary.render_metric_table(columns, "Metrics of each model"), note]),
@@ -101,7 +102,7 @@ def render_skipped_notice(report: EvaluationReport) -> Markup | None:
 
 def render_evaluation_tiles(report: EvaluationReport) -> Markup | None:
     """Return the tiles of the most important metrics and of the throughput."""
-    speed, score = report.speeds[0], text.find_score(report.metrics[0])
+    speed, score = report.speeds[0], find_score(report.metrics[0])
     tiles = summary.render_metric_tiles(report.metrics[0], score)
     throughput = f"{text.format_number(speed['images_per_second'])}{text.NO_BREAK_SPACE}/{text.NO_BREAK_SPACE}s"
     duration = f"with preprocessing, in {text.format_duration(speed['seconds'])}"

@@ -2,17 +2,18 @@
 
 from typing import Any
 
-from vitrail.utils.text import PLAIN_SCORES, SCORES, is_number
+from vitrail.utils.scores import METRICS, SCORES
+from vitrail.utils.text import is_number
 
-PERCENTAGES = {"top1": "top-1", "map": "mAP", "miou": "mean IoU", "knn": "k-NN accuracy"}
+PERCENTAGES = {name: METRICS[name].short for name in SCORES if METRICS[name].is_share} | {"knn": "k-NN accuracy"}
 KEEP_BEST = "--set keep=best or --patience N"
 
 
 def format_score(summary: dict[str, Any], value: float) -> str:
     """Return a validation score with its name."""
     name = str(summary.get("validation_score"))
-    if name in PLAIN_SCORES:
-        return f"{SCORES[name]} {value:.4f}"
+    if name in SCORES and name not in PERCENTAGES:
+        return f"{METRICS[name].short} {value:.4f}"
     return f"{PERCENTAGES[name]} {100 * value:.2f} %" if name in PERCENTAGES else f"{name} {value:.4g}"
 
 

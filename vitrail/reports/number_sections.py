@@ -21,7 +21,8 @@ from vitrail.reports.document import PageSection
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
 from vitrail.reports.predictions import MAX_CARDS, embed_image, label_cell
 from vitrail.reports.run import EvaluatedNumbers
-from vitrail.utils.text import format_count, format_number, format_score, format_score_interval, is_interval
+from vitrail.utils.scores import format_score, format_score_interval
+from vitrail.utils.text import format_count, format_number, is_interval
 
 MAX_CHARTS = 12  # targets whose values are drawn
 MAX_POINTS = 1000  # images of a scatter plot, evenly spaced

@@ -16,7 +16,7 @@ from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
 from vitrail.metrics.regression import compare_regression, summarise_regression
 from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, sum_pixels
 from vitrail.utils.json import Finite, parse_json, remove_invalid
-from vitrail.utils.text import find_score
+from vitrail.utils.scores import find_score
 
 SPLIT_ORDER = ("test", "validation", "train")
 RUN_FILES = ("run.json", "recipe.json", "metrics.jsonl", "summary.json")

@@ -11,28 +11,8 @@ from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
 from vitrail.reports.kept import describe_weights
 from vitrail.reports.run import RunDirectory
 from vitrail.utils import text
+from vitrail.utils.scores import METRICS, SCORES, find_score, format_score, format_score_interval
 
-METRIC_LABELS = {  # label, and whether the value is a fraction of 1
-    "miou": ("Mean intersection over union (mIoU)", True),
-    "top1": ("Top-1 accuracy", True),
-    "map": ("Mean average precision (mAP)", True),
-    "top5": ("Top-5 accuracy", True),
-    "balanced_accuracy": ("Balanced accuracy", True),
-    "f1": ("F1, mean over classes (macro)", True),
-    "micro_f1": ("F1 over all labels (micro)", True),
-    "calibration_error": ("Expected calibration error", True),
-    "pixel_accuracy": ("Pixel accuracy", True),
-    "mean_class_accuracy": ("Pixel accuracy, mean over classes", True),
-    "dice": ("Dice coefficient, mean over classes", True),
-    "boundary_iou": ("Boundary IoU, mean over classes", True),
-    "r2": ("Coefficient of determination (R²)", False),
-    "mae": ("Mean absolute error (MAE)", False),
-    "rmse": ("Root mean squared error (RMSE)", False),
-    "loss": ("Cross-entropy", False),
-}
-SHARES = ("r2",)  # that are no percentages, but have a bar from 0 to 1
-TILE_METRICS = ("top5", "balanced_accuracy", "micro_f1", "calibration_error", "pixel_accuracy", "boundary_iou")
-TILE_METRICS += ("mae", "rmse")
 DIRECTIONS = ("over-confident", "under-confident")
 MULTILABEL_TOP1_LABEL = "Top-1 precision"  # fraction of images whose highest logit is one of their labels
 NOTHING_MEASURED = "not finished, no metrics yet"
@@ -73,9 +53,8 @@ def format_result(metrics: dict[str, Any], score_name: str) -> str:
     score, images = metrics.get(score_name), metrics.get("images")
     if score is None:
         return ""
-    ends = text.format_score_interval(score_name, metrics.get("interval"))
-    name = {"map": "mAP", "miou": "mean IoU", "r2": "R²"}.get(score_name, "top-1 accuracy")
-    result = f"{name} {text.format_score(score_name, score)}" + (f" ({ends})" if ends else "")
+    ends = format_score_interval(score_name, metrics.get("interval"))
+    result = f"{METRICS[score_name].phrase} {format_score(score_name, score)}" + (f" ({ends})" if ends else "")
     return result + (f" on {text.format_image_count(images)}" if images else "")
 
 
@@ -171,7 +150,7 @@ def _render_problems(run: RunDirectory) -> Markup | None:
     if run.summary and run.evaluation:
         written, computed = run.summary.get(run.score_name), run.evaluation.metrics[run.score_name]
         if text.is_number(written) and text.is_number(computed) and abs(written - computed) > 5e-4:
-            shown = [text.format_score(run.score_name, value, 2) for value in (written, computed)]
+            shown = [format_score(run.score_name, value, 2) for value in (written, computed)]
             stored = f"{shown[1]} from the stored logits: the latter is shown"
             problems.append(f"{shown[0]} in summary.json, {stored}")
     if not problems:
@@ -208,10 +187,10 @@ def render_time_tile(summary: dict[str, Any]) -> Markup | None:
 def render_metric_tiles(metrics: dict[str, Any], score: str) -> list[Markup]:
     """Return the tiles of the main metrics, the score first."""
     tiles = []
-    for key in (score, *TILE_METRICS):
+    for key in (score, *(name for name, metric in METRICS.items() if metric.has_tile)):
         if text.is_number(metrics.get(key)):
-            label, is_share = METRIC_LABELS[key]
-            bar = metrics[key] if (is_share and key != "calibration_error") or key in SHARES else None
+            label, is_share = METRICS[key].label, METRICS[key].is_share
+            bar = metrics[key] if METRICS[key].has_bar else None
             value = _format_metric(metrics, key, is_share)[0] if not is_share else text.format_percent(metrics[key])
             if key == "calibration_error" and metrics.get("calibration_direction") in DIRECTIONS:
                 label += f" ({metrics['calibration_direction']})"
@@ -223,7 +202,7 @@ def render_metric_tiles(metrics: dict[str, Any], score: str) -> list[Markup]:
 
 def get_interval(metrics: dict[str, Any], key: str) -> Any:
     """Return the interval of a metric, or None. `interval` belongs to the score."""
-    return metrics.get("interval" if key == text.find_score(metrics) else f"{key}_interval")
+    return metrics.get("interval" if key == find_score(metrics) else f"{key}_interval")
 
 
 def render_tile(
@@ -262,7 +241,8 @@ def _flatten(pairs: Iterable[Iterable[Any]]) -> list[Any]:
 def format_metrics(columns: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the label of each metric that was measured, with its value and interval in each column."""
     rows = []
-    for key, (label, share) in METRIC_LABELS.items():
+    for key, metric in METRICS.items():
+        label, share = metric.label, metric.is_share
         if any(text.is_number(metrics.get(key)) for metrics in columns):
             if key == "top1" and any("map" in metrics for metrics in columns):
                 label = MULTILABEL_TOP1_LABEL
@@ -274,8 +254,8 @@ def _format_metric(metrics: dict[str, Any], key: str, share: bool) -> tuple[str,
     value, interval = metrics.get(key), get_interval(metrics, key)
     if share:
         return text.format_percent(value, 2 if key == "calibration_error" else 1), text.format_interval(interval)
-    if key in text.PLAIN_SCORES:
-        return text.format_score(key, value), text.format_score_interval(key, interval)
+    if key in SCORES:
+        return format_score(key, value), format_score_interval(key, interval)
     digits = 4 if key in ("mae", "rmse") else 3
     ends = [text.format_number(end, digits) for end in interval] if text.is_interval(interval) else []
     return text.format_number(value, 4), "–".join(ends)

@@ -56,9 +56,20 @@ class ServiceMetrics:
         return generate_latest(self.registry)
 
 
-PAGE_PATHS = ("/", "/page.css", "/page.js", "/maps.js", "/openapi.json")
+PAGE_PATHS = ("/", "/page.css", "/page.js", "/masks.js", "/maps.js", "/openapi.json")
 KNOWN_PATHS = frozenset(
-    (*PAGE_PATHS, "/predict", "/embed", "/attention", "/models", "/healthz", "/readyz", "/metrics", "/reload")
+    (
+        *PAGE_PATHS,
+        "/predict",
+        "/segment",
+        "/embed",
+        "/attention",
+        "/models",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/reload",
+    )
 )
 # The page loads scripts and styles from this server only, and connects to no other.
 CONTENT_SECURITY_POLICY = (

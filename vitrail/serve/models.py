@@ -24,7 +24,6 @@ from vitrail.models.registry import config_from_json
 from vitrail.reports.masks import format_colour
 from vitrail.serve.batching import Batcher
 from vitrail.serve.limits import RequestRefused
-from vitrail.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -121,11 +120,11 @@ class ServedModel:
 
     @property
     def has_classes(self) -> bool:
-        return self.deployed.output_kind == "logits" and TASKS[self.contract.target_kind].has_image_classes
+        return self.deployed.output_kind == "logits" and self.contract.task.has_image_classes
 
     @property
     def has_masks(self) -> bool:
-        return self.deployed.output_kind == "logits" and self.contract.target_kind == "masks"
+        return self.deployed.output_kind == "logits" and self.contract.task.has_maps
 
     @property
     def has_queries(self) -> bool:

@@ -8,7 +8,7 @@ in `__init__.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitrail.data.dataset import Images, TargetKind
 from vitrail.data.preprocessing import Preprocessing, convert_image
+from vitrail.tasks.comparison import OutputComparison, TargetStatistics
 
 THUMBNAIL_SIDE = 192  # pixels, of the longer side
 JPEG_QUALITY = 88
@@ -42,6 +43,11 @@ class Task(ABC):
         "vitrail train"  # the command to use in place of a probe, which needs classes of images
     )
     calibrates: ClassVar[bool] = False  # whether a temperature is fitted to the rows, which are logits
+    has_maps: ClassVar[bool] = False  # whether an output is a map [K, H, W], too large to keep of many images
+
+    def fit_preprocessing(self, preprocessing: Preprocessing) -> Preprocessing:
+        """Return the preprocessing with which a model predicts; raise ValueError if it cannot with this one."""
+        return preprocessing
 
     def check_preprocessing(self, preprocessing: Preprocessing) -> None:  # noqa: B027
         """Raise ValueError for preprocessing after which the outputs cannot be compared with the targets."""
@@ -72,6 +78,20 @@ class Task(ABC):
     @abstractmethod
     def compute_metrics(self, rows: np.ndarray, images: Images, *, intervals: bool = True) -> dict[str, Any]:
         """Return name and value of every metric, ready for JSON, of the kept columns [n, R] of these images."""
+
+    def keep_outputs(self, outputs: np.ndarray) -> Any:
+        """Return what is kept of the outputs of a batch until they are compared with those of another model."""
+        return outputs
+
+    def join_outputs(self, parts: Sequence[Any]) -> Any:
+        """Return what is kept of several batches as one."""
+        return np.concatenate(parts)
+
+    @abstractmethod
+    def compare_outputs(
+        self, first: Any, second: Any, targets: np.ndarray | None = None, statistics: TargetStatistics | None = None
+    ) -> OutputComparison:
+        """Compare what is kept of the outputs of two models, on targets if there are any."""
 
     @abstractmethod
     def stored_arrays(self, rows: np.ndarray, images: Images) -> dict[str, np.ndarray]:

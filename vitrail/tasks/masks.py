@@ -3,6 +3,10 @@
 B images, K classes, logits of h×w pixels, masks of H×W.
 """
 
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,17 +19,29 @@ from vitrail.data.dataset import Images, TargetKind
 from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.metrics.segmentation import (
+    compare_masks,
     compute_mask_metrics,
     count_boundary,
     count_confusion,
     find_worst_images,
     sum_pixels,
 )
+from vitrail.models.base import Model
 from vitrail.reports.masks import choose_colours, format_colour, overlay_mask
 from vitrail.tasks.base import Predict, Sums, Task, UnreadableTarget, encode_jpeg, open_thumbnail
+from vitrail.tasks.comparison import OutputComparison, PairedScore, TargetStatistics, mean_confidence, read_interval
 
 EXAMPLE_SIDE = 240  # pixels, of the longer side of an overlay
+GRID_SIDE = 32  # pixels, at most, of the grid whose logits are compared
 RESIZED_VALUES = 2**24  # logits at the size of a mask that are in memory at once: 64 MB
+
+
+@dataclass(frozen=True)
+class MaskOutputs:
+    """Maps of logits, reduced to what is compared."""
+
+    masks: np.ndarray  # uint8 [B, H, W]
+    logits: np.ndarray  # float32 [B · P, K], of P pixels of a grid; NaN where an output of the batch is not finite
 
 
 class Masks(Task):
@@ -39,6 +55,13 @@ class Masks(Task):
     alternative: ClassVar[str] = "vitrail transfer"
     score: ClassVar[str] = "miou"
     validation_metrics: ClassVar[tuple[str, ...]] = ("miou", "pixel_accuracy")
+
+    has_maps: ClassVar[bool] = True
+
+    def fit_preprocessing(self, preprocessing: Preprocessing) -> Preprocessing:
+        """Return the preprocessing with images turned upright, as masks are; raise ValueError if it crops."""
+        check_whole_image(preprocessing)
+        return replace(preprocessing, turn=True)
 
     def check_preprocessing(self, preprocessing: Preprocessing) -> None:
         """Raise ValueError unless the model sees the whole upright image: its logits are resized to the image's size."""
@@ -73,6 +96,37 @@ class Masks(Task):
         pixels, boundary = split_rows(rows, len(images.classes))
         metrics = compute_mask_metrics(pixels, boundary=boundary, intervals=intervals)
         return metrics | ({"interval": metrics["miou_interval"]} if "miou_interval" in metrics else {})
+
+    def keep_outputs(self, outputs: np.ndarray) -> MaskOutputs:
+        """Return the masks of maps of logits [B, K, H, W], and the logits of pixels on a grid."""
+        height, width = outputs.shape[2:]
+        grid = outputs[:, :, :: -(-height // GRID_SIDE), :: -(-width // GRID_SIDE)]
+        logits = np.moveaxis(grid, 1, -1).reshape(-1, outputs.shape[1]).copy()
+        if not np.isfinite(outputs).all():
+            logits[:] = np.nan
+        return MaskOutputs(outputs.argmax(1).astype(np.uint8), logits)
+
+    def join_outputs(self, parts: Sequence[MaskOutputs]) -> MaskOutputs:
+        return MaskOutputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("masks", "logits")))
+
+    def compare_outputs(
+        self,
+        first: MaskOutputs,
+        second: MaskOutputs,
+        targets: np.ndarray | None = None,
+        statistics: TargetStatistics | None = None,
+    ) -> OutputComparison:
+        """Compare masks at every pixel, logits at the pixels of a grid, and mIoU."""
+        if first.masks.shape != second.masks.shape or first.logits.shape != second.logits.shape:
+            shapes = " and ".join(str([len(one.masks), *one.masks.shape[1:]]) for one in (first, second))
+            raise ValueError(f"masks differ in shape: {shapes}")
+        same, largest = float((first.masks == second.masks).mean()), float(np.abs(first.logits).max())
+        if not np.isfinite(second.logits).all():
+            return OutputComparison("logits", math.inf, largest, same, of_pixels=True)
+        difference = float(np.abs(first.logits - second.logits).max())
+        shift = mean_confidence(second.logits) - mean_confidence(first.logits)
+        score = None if targets is None else score_masks(first, second, targets)
+        return OutputComparison("logits", difference, largest, same, None, score, shift, of_pixels=True)
 
     def stored_arrays(self, rows: np.ndarray, images: Images) -> dict[str, np.ndarray]:
         return dict(zip(("pixels", "boundary"), split_rows(rows, len(images.classes)), strict=True))
@@ -134,3 +188,58 @@ def split_rows(rows: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels [n, 3, K] of `sum_pixels` and the boundary counts [n, K, 2] of rows."""
     pixels, boundary = rows[:, : 3 * classes], rows[:, 3 * classes : 5 * classes]
     return pixels.reshape(-1, 3, classes), boundary.reshape(-1, classes, 2)
+
+
+def score_masks(first: MaskOutputs, second: MaskOutputs, targets: np.ndarray) -> PairedScore:
+    """Return the mIoU of both models on masks [B, H, W], and their paired difference."""
+    classes = first.logits.shape[1]
+    confusions = (
+        np.stack([count_confusion(mask, target, classes) for mask, target in zip(one.masks, targets, strict=True)])
+        for one in (first, second)
+    )
+    pixels = [sum_pixels(counts) for counts in confusions]
+    one, two = (compute_mask_metrics(counts) for counts in pixels)
+    paired = compare_masks(*pixels)
+    intervals = read_interval(one.get("miou_interval")), read_interval(two.get("miou_interval"))
+    return PairedScore("mIoU", one["miou"], two["miou"], *intervals, paired.difference, paired.interval)
+
+
+def read_colours(model: Model) -> tuple[str, ...] | None:
+    """Return the colours that a segmentation model stores for its classes; None if it has none."""
+    colours = model.card.get("colours")
+    if model.config.output_kind != "masks" or not isinstance(colours, list | tuple):
+        return None
+    if len(colours) != model.config.classes:  # of the classes before the head was replaced
+        return None
+    check_colours(colours)
+    return tuple(colours)
+
+
+def read_ignored(model: Model) -> tuple[int, ...] | None:
+    """Return the values of masks that were ignored in a segmentation model's training; None if it does not state them.
+
+    Files of earlier versions state those that were given, in their recipe.
+    """
+    values = model.card.get("ignore")
+    if values is None:
+        recipe = model.card.get("recipe")
+        data = recipe.get("data") if isinstance(recipe, dict) else None
+        values = data.get("ignore") if isinstance(data, dict) else None
+    if model.config.output_kind != "masks" or not isinstance(values, list | tuple):
+        return None
+    check_ignored(values)
+    return tuple(values)
+
+
+def check_colours(colours: Iterable[object]) -> None:
+    """Raise ValueError if one of the colours is not written as #rrggbb."""
+    for colour in colours:
+        if not isinstance(colour, str) or re.fullmatch("#[0-9a-fA-F]{6}", colour) is None:
+            raise ValueError(f"a colour must be written as #rrggbb, got {colour!r}")
+
+
+def check_ignored(values: Iterable[object]) -> None:
+    """Raise ValueError if one of the ignored values of masks is not a whole number >= 0."""
+    for value in values:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"an ignored value of masks must be a whole number >= 0, got {value!r}")

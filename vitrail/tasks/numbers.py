@@ -1,7 +1,7 @@
 """Numbers of a whole image: regression. n images, M targets."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,22 +10,13 @@ from torch import Tensor
 from vitrail.data.audit.numbers import summarise_numbers
 from vitrail.data.dataset import Images, TargetKind
 from vitrail.data.labels import format_names
-from vitrail.metrics.regression import find_largest_errors, summarise_regression
+from vitrail.metrics.regression import compare_regression, find_largest_errors, summarise_regression
 from vitrail.models.base import Model
 from vitrail.tasks.base import Task
-from vitrail.utils.json import Finite, untyped_from_json
+from vitrail.tasks.comparison import OutputComparison, PairedScore, TargetStatistics, check_shapes, read_interval
+from vitrail.utils.json import untyped_from_json
 
-
-@dataclass(frozen=True)
-class TargetStatistics:
-    """Mean and standard deviation of the training targets of a model, [M] each, in its model file."""
-
-    mean: tuple[Finite, ...]
-    std: tuple[Finite, ...]
-
-    def __post_init__(self) -> None:
-        if not self.mean or len(self.mean) != len(self.std) or min(self.std) <= 0:
-            raise ValueError("statistics of targets must be a mean and a standard deviation > 0 for each")
+ROUNDINGS = 8  # of a number in float32: few, but its standard deviation may be small beside it
 
 
 class Numbers(Task):
@@ -67,6 +58,37 @@ class Numbers(Task):
 
     def compute_metrics(self, rows: np.ndarray, images: Images, *, intervals: bool = True) -> dict[str, Any]:
         return summarise_regression(rows, images.targets, intervals=intervals)
+
+    def compare_outputs(
+        self,
+        first: np.ndarray,
+        second: np.ndarray,
+        targets: np.ndarray | None = None,
+        statistics: TargetStatistics | None = None,
+    ) -> OutputComparison:
+        """Compare numbers [n, M] in standard deviations of the training targets, and R²."""
+        check_shapes(first, second, "numbers")
+        assert statistics is not None
+        if not np.isfinite(second).all():
+            return OutputComparison("numbers", math.inf, float(np.abs(first).max()), relative=math.inf)
+        one, two, std = first.astype(np.float64), second.astype(np.float64), np.array(statistics.std)
+        difference = np.abs(one - two) / std
+        score = None
+        if targets is not None and len(targets) > 1 and (targets.std(0) > 0).any():
+            before, after = (summarise_regression(values, targets) for values in (one, two))
+            intervals = tuple(read_interval(metrics.get("r2_interval")) for metrics in (before, after))
+            paired = compare_regression(one, two, targets)
+            scores = (before["r2"], after["r2"], intervals[0], intervals[1])
+            score = PairedScore("R²", *scores, paired.difference, paired.interval)
+        return OutputComparison(
+            "numbers",
+            float(np.abs(one - two).max()),
+            float(np.abs(one).max()),
+            score=score,
+            relative=float(difference.max()),
+            mean_relative=float(difference.mean()),
+            rounding=float((ROUNDINGS * np.finfo(np.float32).eps * np.abs(one).max(0) / std).max()),
+        )
 
     def stored_arrays(self, rows: np.ndarray, images: Images) -> dict[str, np.ndarray]:
         return {"predictions": rows, "numbers": images.targets}

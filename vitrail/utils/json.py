@@ -159,9 +159,11 @@ def _parse_dataclass(data: Any, kind: Any, where: str) -> Any:
     given = {name: value for name, value in data.items() if name != "type"}
     if extra := sorted(set(given) - names):
         raise ValueError(f"{where} has the unknown {', '.join(map(_shorten, extra))}: written by a newer version?")
-    # A model's JSON must have every field. Elsewhere a missing field, written by an older version, has its default.
+    # A model's JSON must have every field that `to_json` always writes. Elsewhere a missing field, written by an older
+    # version, has its default.
     model = getattr(kind, "EVERY_FIELD_WRITTEN", False)
-    needed = {f.name for f in fields(kind) if model or (f.default is MISSING and f.default_factory is MISSING)}
+    written = {f.name for f in fields(kind) if model and not f.metadata.get("omit_default")}
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING} | written
     if lacking := sorted(needed - set(given)):
         raise ValueError(f"{where} lacks {', '.join(lacking)}")
     return kind(**{name: value_from_json(value, hints[name], _join(where, name)) for name, value in given.items()})

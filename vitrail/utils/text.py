@@ -11,31 +11,6 @@ MAX_FLOAT = sys.float_info.max
 NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
 
 
-# Metrics that a run is selected by, the most specific first.
-SCORES = {"miou": "Mean IoU", "map": "mAP", "r2": "R²", "top1": "Top-1 accuracy"}
-PLAIN_SCORES = ("r2",)  # that are no fractions of images or pixels, so not percentages
-
-
-def find_score(metrics: Mapping[str, Any]) -> str:
-    """Return the name of the metric that a run with these metrics is selected by."""
-    undefined = "r2" if "rmse" in metrics or "target_rmse" in metrics else "top1"
-    return next((name for name in SCORES if metrics.get(name) is not None), undefined)
-
-
-def format_score(name: str, value: Any, digits: int = 1) -> str:
-    """Return a score as a percentage, or as a number where it is none: 0.912."""
-    if name not in PLAIN_SCORES:
-        return format_percent(value, digits)
-    return f"{value:.{digits + 2}f}" if is_number(value) else "–"
-
-
-def format_score_interval(name: str, interval: Any, digits: int = 1) -> str:
-    """Return the interval of a score: 83.5–90.5 in per cent, or 0.88 to 0.93."""
-    if name not in PLAIN_SCORES or not is_interval(interval):
-        return format_interval(interval, digits)
-    return " to ".join(f"{end:.{digits + 2}f}" for end in interval)
-
-
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_FLOAT

@@ -58,6 +58,13 @@ class TensorNames:
             raise ValueError(f"{name} has patches of {height}×{width}: only square patches are supported")
         return shape
 
+    def tubelet_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a projection of tubelets, [D, C, F, P, P]; raise unless the patches are square."""
+        shape = self.shape(name, 5)
+        if shape[3] != shape[4]:
+            raise ValueError(f"{name} has patches of {shape[3]}×{shape[4]}: only square patches are supported")
+        return shape
+
     def find(self, pattern: str) -> str | None:
         """Return the first name that matches a pattern with `*`, or one of several between `|`; all layers are alike."""
         for part in pattern.split("|"):
@@ -153,6 +160,12 @@ class CheckpointFormat:
     roots: tuple[str, ...] = ("",)
     parse_settings: Callable[[dict[str, Any]], dict[str, tuple[Any, str]]] = lambda settings: {}
     example: Mapping[str, Any] = field(default_factory=dict)  # options of a model in this format
+    dimensions: Mapping[str, int] = field(default_factory=dict)  # of tensors, where names do not tell clips from images
+
+    def matches(self, names: TensorNames) -> bool:
+        """Return whether a checkpoint has the required tensors."""
+        dims = ((names.shapes.get(names.root + name, ()), count) for name, count in self.dimensions.items())
+        return all(names.find(name) for name in self.required_keys) and all(len(shape) == n for shape, n in dims)
 
 
 def list_common_limits(config: TokenConfig) -> Reasons:

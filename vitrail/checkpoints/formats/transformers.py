@@ -14,7 +14,7 @@ from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.sizes import Size
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import PreNorm
-from vitrail.nn.embed import Patches, Prefix
+from vitrail.nn.embed import Patches, Prefix, Tubelets
 from vitrail.nn.head import Linear, PreLogits
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import ClassAndMean, ClassToken
@@ -174,9 +174,15 @@ def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Prep
         mean, std = (tuple(map(float, config[name])) for name in ("image_mean", "image_std"))
         if config.get("do_normalize") is False:
             mean, std = (0.0,) * len(mean), (1.0,) * len(std)
+        scale = float(config.get("rescale_factor", 1 / 255)) * 255
+        if (
+            config.get("offset") and config.get("do_rescale") is not False and scale > 0
+        ):  # ViViT: scale · x - 1, then this
+            mean, std = tuple((1 + m) / scale for m in mean), tuple(s / scale for s in std)
+            scale = 1.0
         default_size = {"height": size[0], "width": size[1]}
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-        covers = kind.startswith(("Bit", "CLIP"))  # they take one number for the smaller side
+        covers = kind.startswith(("Bit", "CLIP", "VideoMAE", "Vivit"))  # they take one number for the smaller side
         resize, fit = _parse_size(config.get("size", default_size), covers)
         if kind.startswith("Eomt"):  # it pads or splits the image: ours sees the whole one
             fit = "squash"
@@ -186,8 +192,7 @@ def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Prep
         crop = _parse_size(config["crop_size"], False)[0] if crops else None
         if crop is None and fit == "cover":
             raise ValueError("size keeps the aspect ratio, but the model needs one image size: set do_center_crop")
-        scale = float(config.get("rescale_factor", 1 / 255))
-        if config.get("do_rescale") is False or not abs(scale * 255 - 1) <= 1e-6:
+        if config.get("do_rescale") is False or not abs(scale - 1) <= 1e-6:
             raise ValueError("it does not divide by 255: set do_rescale to true and rescale_factor to 1/255")
         filter = RESAMPLE_NAMES[int(config.get("resample", 2))]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -278,7 +283,7 @@ def build_common_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
     """Return what config.json says of a model of any family."""
     size = config.size
     activation = next((name for name, slot in formats.GELUS.items() if slot == config.block.mlp), "exact")
-    assert isinstance(config.embed, Patches)
+    assert isinstance(config.embed, Patches | Tubelets)
     return {
         "hidden_size": size.width,
         "num_hidden_layers": size.depth,

@@ -9,20 +9,16 @@ from typing import Any
 
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import StatusDisplay, format_clock
+from vitrail.utils.scores import METRICS, find_score, format_score_interval
 from vitrail.utils.text import (
     NO_BREAK_SPACE,
-    PLAIN_SCORES,
-    SCORES,
-    find_score,
     format_calibration,
     format_number,
     format_percent,
-    format_score_interval,
     format_temperature,
 )
 
 Record = dict[str, Any]
-VALIDATION_NAMES = {"top1": "top-1", "miou": "mean IoU"}  # shorter in the lines of a run
 
 
 class TrainingDisplay(StatusDisplay):
@@ -84,7 +80,7 @@ SIGNAL_FORMATS = {  # name and format of the signals of self-supervised training
 
 def format_value(score: str, value: float) -> str:
     """Return the value of a score, as a percentage unless it is none."""
-    return f"{value:.4f}" if score in PLAIN_SCORES else f"{100 * value:.2f} %"
+    return f"{100 * value:.2f} %" if METRICS[score].is_share else f"{value:.4f}"
 
 
 def format_validation(record: Record) -> str:
@@ -94,7 +90,7 @@ def format_validation(record: Record) -> str:
         result = "  ".join(map(" ".join, signals)).replace("%", " %")
     else:
         score = find_score(record)
-        result = f"validation {VALIDATION_NAMES.get(score, SCORES[score])} {format_value(score, record.get(score, 0))}"
+        result = f"validation {METRICS[score].short} {format_value(score, record.get(score, 0))}"
         result += f"  MAE {format_number(record['mae'], 4)}" if "mae" in record else ""
         result += f"  loss {record['loss']:.4f}" if "loss" in record else ""
     best = "  best so far" if record.get("best") else ""
@@ -135,7 +131,9 @@ def format_files(summary: dict[str, Any], directory: Path) -> list[str]:
 def format_supervised(summary: dict[str, Any]) -> str:
     """Return the score with its interval."""
     score, (low, high) = find_score(summary), summary.get("interval", (0.0, 1.0))
-    result = f"{SCORES[score]} {format_value(score, summary[score])} ({format_score_interval(score, (low, high))})"
+    result = (
+        f"{METRICS[score].title} {format_value(score, summary[score])} ({format_score_interval(score, (low, high))})"
+    )
     result += f", MAE {format_number(summary['mae'], 4)}" if "mae" in summary else ""
     return f"{result} on {summary['images']:,} {summary['split']} images"
 

@@ -62,6 +62,7 @@ FINDING_KINDS = {
     "duplicate": Kind("warning", "identical images in one split", "keep one: copies count twice"),
     "large": Kind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
     "tiny": Kind("warning", "very small images", "delete thumbnails and tracking pixels"),
+    "class-case": Kind("warning", "classes whose names differ in case only", "merge them, or rename one"),
     "thin-class": Kind("warning", "classes too small to be split", "add images"),
     "missing-mask": Kind("warning", "images without a mask", "add their masks; training skips them"),
     "orphan-mask": Kind("warning", "masks without an image", "add their images, or delete them"),
@@ -171,6 +172,7 @@ def find_class_problems(dataset: Dataset, scans: Scans, max_imbalance: float) ->
         if dataset.kind == "folder" and is_ignored_name(name):
             yield Finding("tool-folder", name, "a folder created by a tool is used as a class")
         yield from _check_presence(name, counts, split_by_content)
+    yield from _check_case(counts)
     if "train" in counts:
         yield from _check_balance(counts["train"], max_imbalance)
 
@@ -193,6 +195,16 @@ def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_conte
             yield Finding("empty-class", f"{split}/{name}", f"{found}, no usable image in {split}")
         else:
             yield Finding("classes-differ", location, f"{found}, no such class in {split}")
+
+
+def _check_case(counts: dict[str, dict[str, int]]) -> Iterator[Finding]:
+    """Yield a finding for names of classes that some file systems, and most readers, take for one: Hat and hat."""
+    spellings: dict[str, list[str]] = {}
+    for name in sorted({name for split_counts in counts.values() for name in split_counts}):
+        spellings.setdefault(name.casefold(), []).append(name)
+    for names in spellings.values():
+        for other in names[1:]:
+            yield Finding("class-case", other, f"{names[0]} is another class")
 
 
 def _check_balance(counts: dict[str, int], max_imbalance: float) -> Iterator[Finding]:

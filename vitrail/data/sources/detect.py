@@ -162,7 +162,7 @@ def resolve_source(source: str) -> str | None:
     if os.path.exists(path):
         return os.path.realpath(path)
     prefix, colon, folder = source.partition(":")
-    prefixes = (layouts.CLASSES_PREFIX, mask_folders.MASKS_PREFIX)
+    prefixes = (layouts.CLASSES_PREFIX, layouts.FRAMES_PREFIX, mask_folders.MASKS_PREFIX)
     if colon and (vtab.parse_source(source) or source.startswith(prefixes)):
         resolved = resolve_source(folder)
         return resolved and prefix + colon + resolved
@@ -195,15 +195,16 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         return tables.read_hub(source, options, read_source)
     if source.startswith(objects.PREFIX):
         raise objects.refuse_name(source)
-    prefixes = (layouts.CLASSES_PREFIX, mask_folders.MASKS_PREFIX)
+    prefixes = (layouts.CLASSES_PREFIX, layouts.FRAMES_PREFIX, mask_folders.MASKS_PREFIX)
     named = source in downloads.DATASET_NAMES or path.startswith(prefixes) or vtab.parse_source(path)
     if options.targets and named:
         raise refuse_targets(source)
-    if path.startswith(layouts.CLASSES_PREFIX):
-        folder = os.path.expanduser(path.removeprefix(layouts.CLASSES_PREFIX))
-        if not os.path.isdir(folder):
-            raise FileNotFoundError(f"{source}: no such folder")
-        return read_class_folders(folder, options)
+    for prefix in (layouts.CLASSES_PREFIX, layouts.FRAMES_PREFIX):
+        if path.startswith(prefix):
+            folder = os.path.expanduser(path.removeprefix(prefix))
+            if not os.path.isdir(folder):
+                raise FileNotFoundError(f"{source}: no such folder")
+            return read_class_folders(folder, options, frames=prefix == layouts.FRAMES_PREFIX)
     if path.startswith(mask_folders.MASKS_PREFIX):
         return read_pairs(source, os.path.expanduser(path.removeprefix(mask_folders.MASKS_PREFIX)), options)
     if vtab_source := vtab.parse_source(path):

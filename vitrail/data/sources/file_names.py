@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore, FolderWalker, is_image_name, printable_path
+from vitrail.data.sources.files import FileStore, FolderWalker, find_media, is_media_name, printable_path
 from vitrail.data.sources.manifest import build_dataset
 
 PREVIEW_SIZE = 10
@@ -52,8 +52,10 @@ def read_file_names(source: str, root: str, files: Sequence[str] | None, options
     walk = FolderWalker(progress=options.progress)
     if files is None:
         walk.add_tree(root, set())
+        walk.files.media = walk.find_media(source)
     else:
-        walk.files = FileStore.from_paths(path for path in files if is_image_name(path))
+        paths = [path for path in files if is_media_name(path)]
+        walk.files = FileStore.from_paths(paths, find_media(source, paths))
     store, labels, splits = walk.files, [], []
     unmatched: list[int] = []
     for item in range(len(store)):

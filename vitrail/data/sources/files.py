@@ -1,21 +1,22 @@
 """Image files: a store of a million paths, and class folders, ROOT/<split>/<class>/… or ROOT/<class>/… split by content."""
 
 import os
+import re
 import stat
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from vitrail.data.dataset import SPLITS, Dataset, Images
+from vitrail.data.dataset import SPLITS, Dataset, Images, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image
 from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sources import splits as parts
+from vitrail.data.video import VIDEO_SUFFIXES, has_suffix, import_av, is_video_name, list_frames, open_video
 
 # Folders and files created by tools and systems. Names that start with a dot are ignored too.
 TOOL_NAMES = {"__macosx", "@eadir", "__pycache__", "node_modules", "$recycle.bin", "system volume information"}
@@ -23,13 +24,20 @@ TOOL_NAMES |= {"lost+found", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"
 SKIP_HIDDEN, SKIP_NOT_AN_IMAGE = "hidden or a tool's", "not an image"
 SKIP_UNREADABLE = "unreadable"
 SKIP_LOOP, SKIP_OUTSIDE = "link to a folder that is already read", "outside the class folders"
+FRAME_NAME = re.compile(r"(?i)frame[ _.-]?\d+\.\w+")  # of the images in a folder that is a video
+MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+BLOCK_BYTES = 2**20  # of a file that is read in parts
 LAYOUT_HELP = "use FOLDER/<class>/…, FOLDER/train/<class>/… and FOLDER/validation/<class>/…, or a CSV of path,label"
 
 
 class FileStore:
-    """A growing store of files without an object for each: names in one byte string, folders in a list."""
+    """A growing store of files without an object for each: names in one byte string, folders in a list.
 
-    def __init__(self) -> None:
+    A store of videos has files of video and folders of frames.
+    """
+
+    def __init__(self, media: Media = "image") -> None:
+        self.media: Media = media
         self.folders: list[str] = []  # each folder once, as the user would write it
         self.folder_ids = array("i")  # [n]: folder of each file
         self.names = bytearray()  # all file names, concatenated
@@ -37,9 +45,9 @@ class FileStore:
         self.folder_numbers: dict[str, int] = {}
 
     @classmethod
-    def from_paths(cls, paths: Iterable[str]) -> "FileStore":
+    def from_paths(cls, paths: Iterable[str], media: Media = "image") -> "FileStore":
         """Return the store of these paths, in order."""
-        store = cls()
+        store = cls(media)
         for folder, files in groupby(map(os.path.split, paths), key=itemgetter(0)):
             store.add(folder, [name for _, name in files])
         return store
@@ -66,23 +74,37 @@ class FileStore:
     def name(self, item: int) -> str:
         return printable_path(self.path(item))
 
-    def open(self, item: int) -> Image.Image:
-        return open_image(self.regular_path(item), self.name(item))
+    def open(self, item: int) -> Any:
+        path = self.regular_path(item)
+        return open_video(path, self.name(item)) if self.media == "video" else open_image(path, self.name(item))
 
     def data(self, item: int) -> bytes:
-        with open(self.regular_path(item), "rb") as file:
-            return file.read()
+        return b"".join(self.blocks(item))
+
+    def blocks(self, item: int) -> Iterator[bytes]:
+        """Yield the bytes of a file, or of the frames of a video, in parts."""
+        for path in self._list_files(self.regular_path(item)):
+            with open(path, "rb") as file:
+                while block := file.read(BLOCK_BYTES):
+                    yield block
 
     def regular_path(self, item: int) -> str:
-        """Return the path of a regular file; opening a pipe would block."""
+        """Return the path of a regular file, or of a folder of frames; opening a pipe would block."""
         path = self.path(item)
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError(f"{self.name(item)}: not a file, but a pipe, socket or device")
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not (self.media == "video" and stat.S_ISDIR(mode)):
+            raise OSError(f"{self.name(item)}: not a file, but a pipe, socket, device or folder")
         return path
 
     def stamp(self, item: int) -> tuple[int, int] | None:
-        status = os.stat(self.path(item))
-        return status.st_size, status.st_mtime_ns
+        status = [os.stat(path) for path in self._list_files(self.path(item))]
+        return sum(each.st_size for each in status), max((each.st_mtime_ns for each in status), default=0)
+
+    def _list_files(self, path: str) -> list[str]:
+        """Return the files of an item: itself, or its frames."""
+        if self.media == "video" and os.path.isdir(path):
+            return [os.path.join(path, name) for name in list_frames(path)]
+        return [path]
 
 
 def printable_path(path: str) -> str:
@@ -97,7 +119,30 @@ def is_ignored_name(name: str) -> bool:
 
 def is_image_name(name: str) -> bool:
     """Return True if the file name has an image suffix."""
-    return name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
+    return has_suffix(name, IMAGE_SUFFIXES)
+
+
+def is_media_name(name: str) -> bool:
+    """Return True if the file name has the suffix of an image or a video."""
+    return is_image_name(name) or is_video_name(name)
+
+
+def find_media(source: str, paths: Sequence[str]) -> Media:
+    """Return what these paths are: images, or videos as files or folders of frames; raise ValueError for both."""
+    videos = [path for path in paths if is_video_name(path)]
+    images = [path for path in paths if is_image_name(path)] if videos else paths
+    if videos and images:
+        raise refuse_mixed(source, images[0], videos[0])
+    if videos:
+        import_av()
+    first = next(iter(paths), "")
+    return "video" if videos or (not is_image_name(first) and os.path.isdir(first)) else "image"
+
+
+def refuse_mixed(source: str, image: str, video: str) -> ValueError:
+    """Return the error for images and videos in one dataset."""
+    found = f"images ({os.path.basename(image)}) and videos ({os.path.basename(video)})"
+    return ValueError(f"{printable_path(source)} has {printable_path(found)}: keep one kind, or list one kind in a CSV")
 
 
 def explain_skip(name: str) -> str:
@@ -113,7 +158,7 @@ class FolderContents(NamedTuple):
     """The sorted contents of one folder."""
 
     folders: list[str]
-    images: list[str]
+    images: list[str]  # or videos
     others: list[str]
 
 
@@ -124,6 +169,7 @@ class FolderWalker:
     files: FileStore = field(default_factory=FileStore)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     progress: parts.ProgressCallback | None = None
+    suffixes: set[str] = field(default_factory=set)  # of the images and videos in all folders that were listed
 
     def skip(self, folder: str, names: Iterable[str], reason: str | None = None) -> None:
         """Record skipped files or folders with the reason."""
@@ -137,9 +183,13 @@ class FolderWalker:
                 name = entry.name
                 if entry.is_dir():
                     (others if is_ignored_name(name) else folders).append(name)
-                else:  # is_image_name, inlined for speed
-                    is_image = name[0] != "." and name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
-                    (images if is_image else others).append(name)
+                else:  # is_media_name, inlined for speed
+                    suffix = name[name.rfind(".") :].lower()
+                    if name[0] != "." and suffix in MEDIA_SUFFIXES:
+                        images.append(name)
+                        self.suffixes.add(suffix)
+                    else:
+                        others.append(name)
         return FolderContents(sorted(folders), sorted(images), sorted(others))
 
     def add_tree(self, folder: str, visited: set[tuple[int, int]]) -> int:
@@ -156,6 +206,12 @@ class FolderWalker:
             self.progress("listing", len(self.files), 0)
         return count + sum(self.add_tree(os.path.join(folder, name), visited) for name in contents.folders)
 
+    def find_media(self, source: str) -> Media:
+        """Return what the files are, images or videos; raise ValueError for both."""
+        if not self.suffixes & VIDEO_SUFFIXES:
+            return "image"
+        return find_media(source, [self.files.path(item) for item in range(len(self.files))])
+
 
 @dataclass
 class SplitListing:
@@ -171,8 +227,11 @@ class SplitListing:
         return Images(store, np.arange(self.start, self.start + len(targets)), targets, classes, split)
 
 
-def read_class_folders(root: str, options: parts.ReadOptions) -> Dataset:
-    """Read class folders, or a folder of images if labels are not needed."""
+def read_class_folders(root: str, options: parts.ReadOptions, frames: bool | None = None) -> Dataset:
+    """Read class folders of images or videos, or a folder of either if labels are not needed.
+
+    With `frames`, the folders that have images are videos, and the images their frames; None: if all are named frame_0001.jpg.
+    """
     walker, labelled = FolderWalker(progress=options.progress), options.needs_labels
     top = walker.list_folder(root)
     splits = find_split_folders(walker, root, top)
@@ -186,8 +245,40 @@ def read_class_folders(root: str, options: parts.ReadOptions) -> Dataset:
         listings = {"train": list_split(walker, root, root, labelled)}
     if not len(walker.files):
         raise ValueError(f"{root} has class folders without images: {LAYOUT_HELP}")
-    images = {split: listing.to_images(walker.files, split) for split, listing in listings.items()}
-    return parts.add_validation_split(Dataset(root, "folder", images, skipped=tuple(walker.skipped)), options)
+    store, notes = walker.files, ()
+    store.media = walker.find_media(root)
+    if frames if frames is not None else has_frame_folders(store, root, bool(splits)):
+        store, listings = group_frames(store, listings)
+        notes = (f"{len(store):,} folders of frames are read as videos",)
+    images = {split: listing.to_images(store, split) for split, listing in listings.items()}
+    return parts.add_validation_split(Dataset(root, "folder", images, notes, skipped=tuple(walker.skipped)), options)
+
+
+def has_frame_folders(store: FileStore, root: str, has_splits: bool) -> bool:
+    """Return True if all images are named like frame_0001.jpg, in folders inside of the class folders."""
+    if store.media == "video" or not FRAME_NAME.fullmatch(os.path.basename(store.path(0))):
+        return False
+    depths = [len(os.path.relpath(folder, root).split(os.sep)) for folder in store.folders]
+    names = (os.path.basename(store.path(item)) for item in range(len(store)))
+    return min(depths) >= 2 + has_splits and all(map(FRAME_NAME.fullmatch, names))
+
+
+def group_frames(store: FileStore, listings: dict[str, SplitListing]) -> tuple[FileStore, dict[str, SplitListing]]:
+    """Return the folders of a store as videos, and the class folders of each split with the videos in them."""
+    if store.media == "video":
+        raise ValueError(f"{store.name(0)} is a video: folders of frames have images only")
+    folders, videos, grouped = np.array(store.folder_ids), FileStore("video"), {}
+    for split, listing in listings.items():
+        grouped[split] = SplitListing(len(videos), {})
+        start = listing.start
+        for name, count in listing.counts.items():
+            for number in dict.fromkeys(folders[start : start + count].tolist()):
+                parent, folder = os.path.split(store.folders[number])
+                videos.add(parent, [folder])
+            start += count
+            total = sum(grouped[split].counts.values())
+            grouped[split].counts[name] = len(videos) - grouped[split].start - total
+    return videos, grouped
 
 
 def find_split_folders(walker: FolderWalker, root: str, contents: FolderContents) -> dict[str, str]:

@@ -24,11 +24,12 @@ from vitrail.data.sources.files import (
     NoClassFoldersError,
     find_split_folders,
     is_ignored_name,
-    is_image_name,
+    is_media_name,
 )
 from vitrail.data.sources.manifest import PATH_COLUMNS, find_column, open_csv
 
 CLASSES_PREFIX = "classes:"  # classes:FOLDER reads every folder as a class
+FRAMES_PREFIX = "frames:"  # frames:FOLDER reads every folder of images as a video
 MAX_FOLDERS = 12  # more folders than this are classes
 MAX_ENTRIES = 5000  # read of a folder that is only looked at
 MAX_VISITED = 200  # folders that are looked at in a search for images
@@ -143,7 +144,7 @@ def list_entries(folder: str) -> FolderContents:
         with os.scandir(folder) as entries:
             for entry in islice(entries, MAX_ENTRIES):
                 is_folder = entry.is_dir() and not is_ignored_name(entry.name)
-                is_image = not is_folder and is_image_name(entry.name) and not is_ignored_name(entry.name)
+                is_image = not is_folder and is_media_name(entry.name) and not is_ignored_name(entry.name)
                 (folders if is_folder else images if is_image else others).append(entry.name)
     except OSError:
         pass  # read_class_folders reports it
@@ -248,6 +249,12 @@ def check_annotations(folder: str, contents: FolderContents, root: str) -> None:
         return
     if not all(is_annotation(os.path.join(folder, name)) for name in annotations):
         return
+    empty = [
+        name for name in annotations if words[name] & {"mask", "masks"} and not has_images(os.path.join(folder, name))
+    ]
+    if root == folder and empty == annotations:
+        masks, insist = os.path.join(folder, empty[0]), shlex.quote(CLASSES_PREFIX + root)
+        raise LayoutError(f"{masks} has no images: save masks as PNG, or use {insist} for classes")
     finding = f"has {' and '.join(images[:2])} beside {' and '.join(annotations[:2])}, which are not classes"
     image_folder = os.path.join(folder, images[0])
     below = list_entries(image_folder)

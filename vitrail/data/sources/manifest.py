@@ -13,13 +13,24 @@ import numpy as np
 from vitrail.data.dataset import Dataset, Images, Store
 from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore, is_image_name, printable_path
+from vitrail.data.sources.files import FileStore, find_media, is_media_name, printable_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import SKIP_NO_MASK, EncodedMasks, build_mask_dataset, describe_skipped, find_classes
 from vitrail.data.sources.numbers import NumberRows, build_number_dataset, find_target_columns, looks_numeric
 
 Label = str | tuple[str, ...]
-PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "file_path", "image_path")
+PATH_COLUMNS = (
+    "path",
+    "image",
+    "file",
+    "filename",
+    "file_name",
+    "filepath",
+    "file_path",
+    "image_path",
+    "video",
+    "video_path",
+)
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
 MASK_COLUMNS = ("mask", "masks", "mask_path", "mask_file", "label_path", "segmentation", "segmentation_path")
 SPLIT_COLUMNS = ("split", "subset", "set", "fold")
@@ -189,7 +200,8 @@ def read_listed_paths(
     """Build the dataset of paths relative to a manifest."""
     paths = resolve_paths(manifest, paths, path_column)
     labels = split_labels(manifest, labels, options.multi_label)
-    return build_dataset(manifest, "manifest", FileStore.from_paths(paths), labels, splits, options)
+    store = FileStore.from_paths(paths, find_media(manifest, paths))
+    return build_dataset(manifest, "manifest", store, labels, splits, options)
 
 
 def resolve_paths(manifest: str, paths: Sequence[str], column: str) -> list[str]:
@@ -198,7 +210,7 @@ def resolve_paths(manifest: str, paths: Sequence[str], column: str) -> list[str]
     paths = [os.path.join(folder, path.replace("\\", "/") if "/" not in path else path) for path in paths]
     if not paths:
         raise ValueError(f"{manifest} lists no images")
-    if not any(is_image_name(path) or os.path.isfile(path) for path in paths[:100]):
+    if not any(is_media_name(path) or os.path.exists(path) for path in paths[:100]):
         raise ValueError(f"{manifest}: column {column} has no image paths, got {paths[0]!r}")
     if "://" in paths[0]:
         raise ValueError(f"{manifest}: {paths[0]} is a URL; only local files are supported")
@@ -244,7 +256,8 @@ def read_listed_numbers(
     rows = NumberRows(options.targets or ())
     for row, (path, cells, location) in enumerate(zip(paths, numbers, locations, strict=True)):
         rows.add(row, cells, printable_path(path), location)
-    return build_number_dataset(manifest, "manifest", FileStore.from_paths(paths), rows, splits, options)
+    store = FileStore.from_paths(paths, find_media(manifest, paths))
+    return build_number_dataset(manifest, "manifest", store, rows, splits, options)
 
 
 def read_number_rows(

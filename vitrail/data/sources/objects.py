@@ -19,7 +19,7 @@ from vitrail.data.decode import DECODER_ERRORS, IMAGE_ERRORS, name_image_errors
 from vitrail.data.images import CHANNELS, NotAnImageError, encode_image, is_image, to_image
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.sources.files import SKIP_UNREADABLE, FileStore
+from vitrail.data.sources.files import SKIP_UNREADABLE, FileStore, find_media
 from vitrail.data.sources.manifest import LABEL_COLUMNS, MASK_COLUMNS, PATH_COLUMNS, Label, build_dataset
 from vitrail.data.sources.mask_classes import MaskClasses, build_classes, classes_from_values, make_entry
 from vitrail.data.sources.masks import (
@@ -330,8 +330,10 @@ class SampleList:
         if isinstance(store, ObjectStore | ArrayStore | FileStore):
             return store
         is_files = len(store) > 0 and all(isinstance(value, str | os.PathLike) for value in store)
-        paths = (os.path.expanduser(os.fspath(value)) for value in store) if is_files else ()
-        return FileStore.from_paths(paths) if is_files else store_values(store, label, options)
+        paths = [os.path.expanduser(os.fspath(value)) for value in store] if is_files else []
+        return (
+            FileStore.from_paths(paths, find_media(label, paths)) if is_files else store_values(store, label, options)
+        )
 
     def build_masks(self, masks: MaskSummary, kind: str, label: str, options: parts.ReadOptions) -> Dataset:
         """Return the dataset of images with masks."""

@@ -6,7 +6,7 @@ an image are always in the same split.
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -149,6 +149,12 @@ def hash_bytes(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
+def read_blocks(store: Store, item: int) -> Iterable[bytes]:
+    """Return the encoded bytes of an image, or those of a video in parts: it may be larger than the memory."""
+    blocks = getattr(store, "blocks", None)
+    return (store.data(item),) if blocks is None else blocks(item)
+
+
 def hash_images(store: Store, items: np.ndarray, progress: ProgressCallback | None = None) -> np.ndarray:
     """Return 64 bits of a hash of each image's bytes, or of its name if it is unreadable, [n] uint64, using all cores."""
     if (known := getattr(store, "hashes", None)) is not None:  # of a Python object, computed when it was read
@@ -156,10 +162,12 @@ def hash_images(store: Store, items: np.ndarray, progress: ProgressCallback | No
 
     def hash_content(item: int) -> int:
         try:
-            data = store.data(item)
+            digest = hashlib.blake2b(digest_size=8)
+            for block in read_blocks(store, item):
+                digest.update(block)
+            return int.from_bytes(digest.digest(), "big")
         except (OSError, ValueError):  # the audit reports unreadable images
-            data = store.name(item).encode()
-        return hash_bytes(data)
+            return hash_bytes(store.name(item).encode())
 
     def hash_chunk(chunk: np.ndarray) -> list[int]:
         return [hash_content(int(item)) for item in chunk]

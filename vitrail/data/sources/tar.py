@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
 
-from vitrail.data.dataset import Dataset
+from vitrail.data.dataset import Dataset, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image
 from vitrail.data.labels import normalise_class_name
 from vitrail.data.sources import splits
-from vitrail.data.sources.files import printable_path
+from vitrail.data.sources.files import BLOCK_BYTES, printable_path, refuse_mixed
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import (
@@ -33,6 +32,7 @@ from vitrail.data.sources.masks import (
     describe_skipped,
     find_classes,
 )
+from vitrail.data.video import VIDEO_SUFFIXES, import_av
 
 NO_LABEL = ""
 CLASS_FILE_NAMES = ("classes.txt", "labels.txt", "classnames.txt")
@@ -47,6 +47,7 @@ class TarStore:
 
     def __init__(self, shards: Sequence[str]) -> None:
         self.shards = shards
+        self.media: Media = "image"
         self.shard, self.offset, self.size = array("i"), array("q"), array("q")  # [n] each
         self.names, self.ends = bytearray(), array("q")
 
@@ -73,11 +74,64 @@ class TarStore:
             raise OSError(f"{self.name(item)}: the shard is shorter than when it was listed")
         return data
 
-    def open(self, item: int) -> Image.Image:
+    def open(self, item: int) -> Any:
+        if self.media == "video":
+            from vitrail.data.video_file import VideoFile
+
+            return VideoFile(lambda: self.open_member(item), self.name(item), self.stamp(item))
         return open_image(io.BytesIO(self.data(item)), self.name(item))
+
+    def open_member(self, item: int) -> BinaryIO:
+        """Open a member as a file, which is read in parts."""
+        return open_window(self.shards[self.shard[item]], self.offset[item], self.size[item])
+
+    def blocks(self, item: int) -> Iterator[bytes]:
+        """Yield the bytes of a member in parts."""
+        with self.open_member(item) as file:
+            count = 0
+            while block := file.read(BLOCK_BYTES):
+                count += len(block)
+                yield block
+        if count != self.size[item]:
+            raise OSError(f"{self.name(item)}: the shard is shorter than when it was listed")
 
     def stamp(self, item: int) -> tuple[int, int] | None:
         return self.size[item], os.stat(self.shards[self.shard[item]]).st_mtime_ns
+
+
+class FileWindow(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, path: str, offset: int, size: int) -> None:
+        super().__init__()
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._offset, self._size, self._position = offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        wanted = min(len(buffer), max(0, self._size - self._position))
+        data = os.pread(self._file.fileno(), wanted, self._offset + self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._position = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence])
+        return self._position
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_window(path: str, offset: int, size: int) -> BinaryIO:
+    """Open a part of a file."""
+    return io.BufferedReader(FileWindow(path, offset, size))
 
 
 Member = tuple[str, int, int]  # name, offset and size
@@ -88,12 +142,15 @@ class TarSample:
     """The members of one key."""
 
     images: dict[str, Member] = field(default_factory=dict)  # by the lower-case suffix after the key
+    video: Member | None = None
     label: Label | None = None
     has_caption: bool = False
 
     @property
     def image(self) -> Member | None:
-        """Return the image: the last one with a single suffix, else the first; not a mask beside it."""
+        """Return the video, or the image: the last one with a single suffix, else the first; not a mask beside it."""
+        if self.video is not None:
+            return self.video
         mask = None if self.label is not None else self.mask_kind
         kinds = [kind for kind in self.images if kind != mask]
         plain = [kind for kind in kinds if "." not in kind]
@@ -120,6 +177,7 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
     mask_items: list[int] = []  # -1 for an image without a mask
     skipped, unlabelled = [], ""  # the reason why the first sample without a label has none
     shared: dict[Label, Label] = {}  # equal labels share one object
+    names: dict[Media, str] = {}  # the first image and the first video
     for number, shard in enumerate(shards):
         for key, sample in read_samples(shard).items():
             if sample.image is None:
@@ -130,6 +188,9 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
                 hint = f"add {key}.cls, {key}.json with a label, or {key}.mask.png"
                 unlabelled = f"{printable_path(shard)}: sample {key} has {problem}: {hint}"
             label = NO_LABEL if sample.label is None else sample.label
+            names.setdefault("image" if sample.video is None else "video", sample.image[0])
+            if len(names) > 1:
+                raise refuse_mixed(source, names["image"], names["video"])
             images.add(number, *sample.image)
             labels.append(shared.setdefault(label, label))
             mask_items.append(-1 if sample.mask is None else len(masks))
@@ -137,6 +198,9 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
                 masks.add(number, *sample.mask)
         if options.progress:
             options.progress("listing shards", number + 1, len(shards))
+    if "video" in names:
+        import_av()
+        images.media = "video"
     shard_splits = [split_from_path(shard) for shard in shards]
     parts = [shard_splits[number] for number in images.shard]
     if set(shared) == {NO_LABEL} and len(masks):
@@ -226,6 +290,8 @@ def add_member(samples: dict[str, TarSample], member: tarfile.TarInfo, file: Bin
     if f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES:
         sample.images.pop(kind, None)  # of two members with one name the last counts
         sample.images[kind] = (member.name, member.offset_data, member.size)
+    elif f".{kind.rpartition('.')[2]}" in VIDEO_SUFFIXES:
+        sample.video = (member.name, member.offset_data, member.size)
     elif kind in ("cls", "json"):
         position = file.tell()
         file.seek(member.offset_data)

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.clip import Clip
 from vitrail.data.dataset import Images
 from vitrail.data.decode import Box, DecodedImage, LazyImage, start_decoding
 from vitrail.data.preprocessing import PIL_MODES, ImageSize, Preprocessing
@@ -18,6 +19,7 @@ from vitrail.data.transforms.augment import AugmentSlot, Blur, ChangeSlot, Colou
 from vitrail.data.transforms.crops import CropSlot, Fit, PaddedCrop, RandomResizedCrop, ScaleJitter, SimpleCrop
 from vitrail.data.transforms.operations import luma
 from vitrail.data.transforms.user import BoundTransform, UserTransform, describe_missing, shorten
+from vitrail.data.video import Video, read_clip
 
 Slots = tuple[AugmentSlot, ...]  # as a recipe stores them
 Steps = tuple[AugmentSlot | BoundTransform, ...]
@@ -34,6 +36,8 @@ class TrainPipeline:
     """Training pipeline: an optional crop first, then augmentations. Without a crop, `Fit` is used.
 
     With `masks`, rows have the mask of the image as last channel, moved with the image. Steps without `move_mask` are refused.
+    With a `clip`, samples are clips of videos at a random start, [C, T, H, W]. All frames of a clip get the same random numbers,
+    so that the crop stands still, and a step does to every frame what it does to a single image.
     """
 
     steps: Steps
@@ -41,6 +45,7 @@ class TrainPipeline:
     channels: int = 3
     turn: bool = True
     masks: bool = False
+    clip: Clip | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in PIL_MODES:
@@ -62,7 +67,7 @@ class TrainPipeline:
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of an output row."""
-        return self.channels + self.masks, *self.size
+        return self.channels + self.masks, *(() if self.clip is None else (self.clip.frames,)), *self.size
 
     @cached_property
     def crop(self) -> CropSlot:
@@ -75,9 +80,24 @@ class TrainPipeline:
         """Return the steps after the crop, each with its random stream."""
         return [(i + 1, s) for i, s in enumerate(self.steps) if not isinstance(s, (*CROP_TYPES, UserTransform))]
 
-    def __call__(self, image: Image.Image, rng: SampleRandom, mask: np.ndarray | None = None) -> Tensor:
-        """Convert an image to uint8 [C, H, W], or one with the mask of the upright image to [C + 1, H, W]."""
-        return self.apply(start_decoding(image, self.channels, self.turn, mask), rng)
+    def __call__(self, image: Image.Image | Video, rng: SampleRandom, mask: np.ndarray | None = None) -> Tensor:
+        """Convert an image to uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W]; a video to [C, T, H, W]."""
+        return self.augment_image(self.crop_opened(image, mask, rng), rng)
+
+    def crop_opened(self, image: Image.Image | Video, mask: np.ndarray | None, rng: SampleRandom) -> Tensor:
+        """Apply the crop to an opened image, with the mask of the upright image, or to the frames of a random clip of a video."""
+        if self.clip is None:
+            if isinstance(image, Video):
+                raise ValueError("the model takes images, got a video: give images, or a model that takes clips")
+            return self.crop_image(start_decoding(image, self.channels, self.turn, mask), rng)
+        clip = self.clip
+        if not isinstance(image, Video):
+            raise ValueError(f"the model takes clips of {clip.frames} frames, got an image: give videos")
+
+        def crop(frame: Image.Image) -> Tensor:
+            return self.crop_image(start_decoding(frame, self.channels, self.turn), rng)
+
+        return read_clip(image, clip.span, lambda count: clip.sample(count, rng), crop)
 
     def apply(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
         """Convert an opened or decoded image to uint8 [C, H, W], with masks [C + 1, H, W]."""
@@ -90,7 +110,9 @@ class TrainPipeline:
         return self.crop.apply(source, rng.with_stream(0))
 
     def augment_image(self, row: Tensor, rng: SampleRandom) -> Tensor:
-        """Apply the steps after the crop to uint8 [C, H, W], with masks [C + 1, H, W]."""
+        """Apply the steps after the crop to uint8 [C, H, W], with masks [C + 1, H, W], or to all frames of [C, T, H, W]."""
+        if row.ndim == 4:
+            return torch.stack([self.augment_image(frame, rng) for frame in row.unbind(1)], 1)
         pixels = row[: self.channels]
         for stream, step in self.augmentations:
             pixels = step.apply(pixels, rng.with_stream(stream))
@@ -129,7 +151,11 @@ class TrainPipeline:
         return self.crop.apply_batch(pixels, rng.with_stream(0))
 
     def augment_batch(self, rows: Tensor, rng: BatchRandom) -> Tensor:
-        """Apply the steps after the crop to uint8 [B, C, H, W], with masks [B, C + 1, H, W]."""
+        """Apply the steps after the crop to uint8 [B, C, H, W], with masks [B, C + 1, H, W], or to clips [B, C, T, H, W]."""
+        if rows.ndim == 5:
+            frames = rows.transpose(1, 2).flatten(0, 1)
+            repeated = replace(rng, indices=np.repeat(rng.indices, rows.shape[2]))
+            return self.augment_batch(frames, repeated).unflatten(0, (len(rows), -1)).transpose(1, 2).contiguous()
         pixels = rows[:, : self.channels].contiguous()
         for stream, step in self.augmentations:
             pixels = step.apply_batch(pixels, rng.with_stream(stream))  # pyright: ignore[reportAttributeAccessIssue]
@@ -180,6 +206,10 @@ class MultiCropPipeline:
     def shape(self) -> tuple[int, ...]:
         """Return the shape of an output row: the bytes of all crops."""
         return (sum(math.prod(pipeline.shape) for pipeline in self.views),)
+
+    def crop_opened(self, image: Image.Image, mask: np.ndarray | None, rng: SampleRandom) -> Tensor:
+        """Apply every crop to an opened image."""
+        return self.crop_image(start_decoding(image, self.channels, self.turn, mask), rng)
 
     def crop_image(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
         """Apply every crop to an image that is decoded once."""
@@ -301,6 +331,17 @@ def match_masks(pipeline: Pipeline, masks: bool) -> Pipeline:
     if masks and isinstance(pipeline, MultiCropPipeline):
         raise ValueError("several crops of each image (views) are not supported for images with masks")
     return pipeline
+
+
+def check_media(pipeline: Pipeline, media: str) -> None:
+    """Raise ValueError if the pipeline makes clips and the data has images, or the other way round."""
+    clip = None if isinstance(pipeline, MultiCropPipeline) else pipeline.clip
+    if media == "video" and isinstance(pipeline, MultiCropPipeline):
+        raise ValueError("several crops of each image (views) are not supported for videos")
+    if media == "video" and clip is None:
+        raise ValueError("the data has videos, but the model takes images: use a model that takes clips")
+    if media != "video" and clip is not None:
+        raise ValueError(f"the data has images, but the model takes clips of {clip.frames} frames: give videos")
 
 
 def convert_channels(

@@ -1,13 +1,12 @@
 """Compare the outputs and the speed of an exported file with those of its model, on the same images.
 
-Maps of logits, [B, K, H, W], are too large to keep for all images: `reduce_outputs` keeps the predicted masks, and the logits of
-pixels on a grid. B images, K classes, F features, H×W pixels, P pixels of a grid.
+The task of the model says what is kept of its outputs and how they are compared. B images, K classes, C channels, H×W pixels.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -15,14 +14,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.runtimes.base import ModelContract, Runtime
-from vitrail.metrics.calibration import probabilities
-from vitrail.metrics.intervals import wilson_interval
-from vitrail.metrics.linear import score_logits
-from vitrail.metrics.paired import compare_correct, compare_map
-from vitrail.metrics.regression import compare_regression, summarise_regression
-from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, count_confusion, sum_pixels
-from vitrail.tasks.numbers import TargetStatistics
+from vitrail.deploy.runtimes.base import ModelContract, OutputKind, Runtime
+from vitrail.tasks.comparison import OutputComparison, compare_features
 
 
 def generate_images(preprocessing: Preprocessing, count: int, seed: int = 0) -> np.ndarray:
@@ -74,8 +67,6 @@ MIN_COSINE = 0.99  # of the features of an image, for lower precisions
 MIN_SPEEDUP = 1.05  # less is reported as not faster
 MIN_PIXEL_AGREEMENT = 0.999  # of the predicted masks in fp32: at edges, logits may be equal up to rounding
 MAX_CHANGED_PIXELS = 1.0  # per cent, for lower precisions
-ROUNDINGS = 8  # of a number in float32: few, but its standard deviation may be small beside it
-GRID_SIDE = 32  # pixels, at most, of the grid whose logits are compared
 MAX_BATCH_BYTES = 2**29  # of maps of logits
 
 
@@ -86,82 +77,6 @@ class VerificationImages:
     pixels: np.ndarray  # uint8 [B, C, H, W]
     source: str  # description of their origin
     targets: np.ndarray | None = None  # class indices [B], or [B, K] of 0 and 1, or masks [B, H, W]
-
-
-@dataclass(frozen=True)
-class MaskOutputs:
-    """Outputs of a segmentation model, reduced to what is compared."""
-
-    masks: np.ndarray  # uint8 [B, H, W]
-    logits: np.ndarray  # float32 [B · P, K]; NaN where an output of the batch is not finite
-
-    @staticmethod
-    def join(parts: "Sequence[MaskOutputs]") -> "MaskOutputs":
-        """Return the outputs of several batches as one."""
-        return MaskOutputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("masks", "logits")))
-
-
-def reduce_outputs(outputs: np.ndarray) -> MaskOutputs:
-    """Return the masks of maps of logits [B, K, H, W], and the logits of pixels on a grid."""
-    height, width = outputs.shape[2:]
-    grid = outputs[:, :, :: -(-height // GRID_SIDE), :: -(-width // GRID_SIDE)]
-    logits = np.moveaxis(grid, 1, -1).reshape(-1, outputs.shape[1]).copy()
-    if not np.isfinite(outputs).all():
-        logits[:] = np.nan
-    return MaskOutputs(outputs.argmax(1).astype(np.uint8), logits)
-
-
-@dataclass(frozen=True)
-class PairedScore:
-    """Accuracy (mAP for multi-label data, mIoU for masks, R² for numbers) of two models, with 95 % intervals."""
-
-    measure: str
-    first: float
-    second: float
-    first_interval: tuple[float, float] | None
-    second_interval: tuple[float, float] | None
-    difference: float  # second minus first
-    difference_interval: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class OutputComparison:
-    """Difference between two models' outputs for the same images."""
-
-    what: str  # logits, features, or numbers
-    largest_difference: float
-    largest: float  # absolute output of the first model
-    agreement: float | None = None  # fraction of images with the same prediction; None without classes
-    agreement_interval: tuple[float, float] | None = None
-    score: PairedScore | None = None
-    confidence_shift: float | None = None  # second minus first, of the mean probability of the predictions
-    least_cosine: float | None = None  # of features
-    of_pixels: bool = False  # whether the agreement is that of pixels, not of images
-    relative: float | None = None  # of numbers: the largest difference, in standard deviations of the target
-    mean_relative: float | None = None  # of numbers: the mean difference
-    rounding: float = 0.0  # of numbers: what float32 may change, in standard deviations
-
-    @property
-    def compared(self) -> str:
-        """Return what the agreement is a fraction of."""
-        return "pixels" if self.of_pixels else "predictions"
-
-    def measure_loss(self) -> tuple[float, str]:
-        """Return the points of accuracy lost, or the per cent of changed predictions or features, and what they measure."""
-        if self.score is not None:
-            return max(0.0, -100 * self.score.difference), self.score.measure
-        if self.mean_relative is not None:
-            return 100 * self.mean_relative, self.what
-        share = self.agreement if self.agreement is not None else self.least_cosine or 0.0
-        return 100 * (1 - share), self.compared if self.agreement is not None else self.what
-
-    def describe(self) -> str:
-        """Return the agreement as a phrase."""
-        if self.agreement is not None:
-            return f"{100 * self.agreement:.4g} % same {self.compared}"
-        if self.mean_relative is not None:
-            return f"numbers changed by {100 * self.mean_relative:.2g} % of their standard deviation on average"
-        return f"{self.what} with a cosine of at least {self.least_cosine:.4f}"
 
 
 @dataclass(frozen=True)
@@ -283,126 +198,19 @@ class VerificationReport:
 
 
 def compare_outputs(
-    first: np.ndarray | MaskOutputs,
-    second: np.ndarray | MaskOutputs,
-    targets: np.ndarray | None = None,
-    several: bool = False,
-    what: str = "logits",
-    statistics: TargetStatistics | None = None,
+    contract: ModelContract, output_kind: OutputKind, first: Any, second: Any, targets: np.ndarray | None = None
 ) -> OutputComparison:
-    """Compare two outputs, both [B, K] logits, [B, F] features, masks, or with statistics of targets [B, M] numbers."""
-    if isinstance(first, MaskOutputs) and isinstance(second, MaskOutputs):
-        return compare_mask_outputs(first, second, targets)
-    assert isinstance(first, np.ndarray)
-    assert isinstance(second, np.ndarray)
-    if first.shape != second.shape:
-        raise ValueError(f"{what} differ in shape: {list(first.shape)} and {list(second.shape)}")
-    difference = float(np.abs(first - second).max()) if np.isfinite(second).all() else math.inf
-    largest = float(np.abs(first).max())
-    if what != "logits":
-        return OutputComparison(what, difference, largest, least_cosine=least_cosine(first, second))
-    if statistics is not None:
-        return compare_numbers(first, second, targets, statistics)
-    same = ((first >= 0) == (second >= 0)).all(1) if several else first.argmax(1) == second.argmax(1)
-    score = None if targets is None else score_pair(first, second, targets)
-    interval = wilson_interval(float(same.sum()), len(same))
-    shift = (
-        mean_confidence(second, several) - mean_confidence(first, several) if math.isfinite(difference) else math.nan
-    )
-    return OutputComparison(what, difference, largest, float(same.mean()), interval, score, shift)
-
-
-def compare_numbers(
-    first: np.ndarray, second: np.ndarray, targets: np.ndarray | None, statistics: TargetStatistics
-) -> OutputComparison:
-    """Compare the numbers of two models, [B, M], in standard deviations of the targets."""
-    if not np.isfinite(second).all():
-        return OutputComparison("numbers", math.inf, float(np.abs(first).max()), relative=math.inf)
-    one, two, std = first.astype(np.float64), second.astype(np.float64), np.array(statistics.std)
-    difference = np.abs(one - two) / std
-    score = None
-    if targets is not None and len(targets) > 1 and (targets.std(0) > 0).any():
-        before, after = (summarise_regression(values, targets) for values in (one, two))
-        ends, paired = (read_interval(before), read_interval(after)), compare_regression(one, two, targets)
-        score = PairedScore("R²", before["r2"], after["r2"], *ends, paired.difference, paired.interval)
-    return OutputComparison(
-        "numbers",
-        float(np.abs(one - two).max()),
-        float(np.abs(one).max()),
-        score=score,
-        relative=float(difference.max()),
-        mean_relative=float(difference.mean()),
-        rounding=float((ROUNDINGS * np.finfo(np.float32).eps * np.abs(one).max(0) / std).max()),
-    )
-
-
-def compare_mask_outputs(
-    first: MaskOutputs, second: MaskOutputs, targets: np.ndarray | None = None
-) -> OutputComparison:
-    """Compare the masks of two models at every pixel, and their logits at the pixels of a grid."""
-    if first.masks.shape != second.masks.shape or first.logits.shape != second.logits.shape:
-        shapes = " and ".join(str([len(one.masks), *one.masks.shape[1:]]) for one in (first, second))
-        raise ValueError(f"masks differ in shape: {shapes}")
-    same, largest = float((first.masks == second.masks).mean()), float(np.abs(first.logits).max())
-    if not np.isfinite(second.logits).all():
-        return OutputComparison("logits", math.inf, largest, same, of_pixels=True)
-    difference = float(np.abs(first.logits - second.logits).max())
-    shift = mean_confidence(second.logits, False) - mean_confidence(first.logits, False)
-    score = None if targets is None else score_masks(first, second, targets)
-    return OutputComparison("logits", difference, largest, same, None, score, shift, of_pixels=True)
-
-
-def score_masks(first: MaskOutputs, second: MaskOutputs, targets: np.ndarray) -> PairedScore:
-    """Return the mIoU of both models on masks [B, H, W], and their paired difference."""
-    classes = first.logits.shape[1]
-    confusions = (
-        np.stack([count_confusion(mask, target, classes) for mask, target in zip(one.masks, targets, strict=True)])
-        for one in (first, second)
-    )
-    pixels = [sum_pixels(counts) for counts in confusions]
-    one, two = (compute_mask_metrics(counts) for counts in pixels)
-    paired = compare_masks(*pixels)
-    intervals = read_interval(one), read_interval(two)
-    return PairedScore("mIoU", one["miou"], two["miou"], *intervals, paired.difference, paired.interval)
-
-
-def read_interval(metrics: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of the mIoU or R²; None of a single image, which has none."""
-    low, high = metrics.get("miou_interval") or metrics.get("r2_interval") or (None, None)
-    return None if low is None or high is None else (low, high)
-
-
-def mean_confidence(logits: np.ndarray, several: bool) -> float:
-    """Return the mean probability of the predictions: the most probable class, or the presence or absence of each."""
-    chances = probabilities(logits, several)
-    return float(np.maximum(chances, 1 - chances).mean() if several else chances.max(1).mean())
-
-
-def least_cosine(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the least cosine of the features of an image, [B, F] both."""
-    a, b = first.astype(np.float64), second.astype(np.float64)
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return float(((a * b).sum(1) / np.maximum(lengths, 1e-12)).min())
-
-
-def score_pair(first: np.ndarray, second: np.ndarray, targets: np.ndarray) -> PairedScore:
-    """Return the accuracy or mAP of both outputs, and their paired difference."""
-    if targets.ndim == 2:
-        paired = compare_map(first, second, targets)
-        one, two = score_logits(first, targets), score_logits(second, targets)
-        return PairedScore("mAP", one, two, None, None, paired.difference, paired.interval)
-    correct = [logits.argmax(1) == targets for logits in (first, second)]
-    paired, count = compare_correct(correct[0], correct[1]), len(targets)
-    one, two = (float(row.sum()) for row in correct)
-    intervals = wilson_interval(one, count), wilson_interval(two, count)
-    return PairedScore("accuracy", one / count, two / count, *intervals, paired.difference, paired.interval)
+    """Compare what is kept of the outputs of two models by the task of their contract; features by their cosine."""
+    if output_kind == "features":
+        return compare_features(first, second)
+    return contract.task.compare_outputs(first, second, targets, contract.statistics)
 
 
 def choose_batch_size(contract: ModelContract) -> int:
     """Return the number of images that are computed at once: fewer if the outputs are large maps."""
     (height, width), classes = contract.preprocessing.size, len(contract.labels or ())
     fitting = MAX_BATCH_BYTES // (4 * max(1, classes) * height * width)
-    return BATCH_SIZE if contract.target_kind != "masks" else max(1, min(BATCH_SIZE, fitting))
+    return max(1, min(BATCH_SIZE, fitting)) if contract.task.has_maps else BATCH_SIZE
 
 
 def measure_speeds(

@@ -4,25 +4,20 @@ import tempfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.deploy.export import comparison, export, quantise
-from vitrail.deploy.export.comparison import (
-    MaskOutputs,
-    OutputComparison,
-    VerificationImages,
-    VerificationReport,
-    compare_outputs,
-)
-from vitrail.deploy.export.graph import ExportGraph, write_metadata, write_onnx
+from vitrail.deploy.export.comparison import VerificationImages, VerificationReport, compare_outputs
+from vitrail.deploy.export.graph import ExportGraph, name_outputs, write_metadata, write_onnx
 from vitrail.deploy.export.torch_program import run_with_torch
 from vitrail.deploy.runtimes.base import ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import open_exported_file, prepare_input
 from vitrail.deploy.runtimes.int8 import record_export
 from vitrail.inference import TorchRuntime, run_pixels
 from vitrail.models.base import Model
+from vitrail.tasks.comparison import OutputComparison, compare_features
 from vitrail.utils.files import stage_output
 from vitrail.utils.progress import ProgressCallback
 
@@ -33,7 +28,6 @@ MODEL_NAME, FILE_NAME, FLOAT_FILE_NAME = "model", "file", "file in float"  # key
 IMAGES_PER_SIZE = 4
 RESNET_STRIDE = 8  # pixels; ResNets have no patches
 MIN_PATCHES = 2  # per side; from here on positions are resampled inside the graph
-Outputs = np.ndarray | MaskOutputs
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ class VerifiedExport:
     @property
     def has_features(self) -> bool:
         """Return whether the file has features beside its logits."""
-        return self.output == "logits" and self.contract.target_kind != "masks"
+        return self.output == "logits" and "features" in name_outputs(self.model.config)
 
     @property
     def batch_size(self) -> int:
@@ -171,29 +165,26 @@ class VerifiedExport:
         return TorchRuntime(merged, self.contract.preprocessing)
 
     @cached_property
-    def expected(self) -> Outputs:
-        """Return the outputs of the model."""
+    def expected(self) -> Any:
+        """Return what is kept of the outputs of the model."""
         return self.run(self.original, "running the model")
 
-    def run(self, runtime: Runtime, stage: str) -> Outputs:
-        """Return the outputs for all images; maps of logits are reduced batch by batch."""
-        if self.contract.target_kind != "masks":
-            return run_pixels(runtime, self.images.pixels, self.batch_size, self.progress, stage)
-        parts: list[MaskOutputs] = []
+    def run(self, runtime: Runtime, stage: str) -> Any:
+        """Return what is kept of the outputs for all images."""
+        task, parts = self.contract.task, list[Any]()
 
-        def reduce(pixels: np.ndarray) -> np.ndarray:
-            parts.append(comparison.reduce_outputs(runtime(pixels)))
+        def keep(pixels: np.ndarray) -> np.ndarray:
+            parts.append(task.keep_outputs(runtime(pixels)))
             return pixels[:, 0, 0, 0]  # the outputs are in the list
 
-        run_pixels(reduce, self.images.pixels, self.batch_size, self.progress, stage)
-        return MaskOutputs.join(parts)
+        run_pixels(keep, self.images.pixels, self.batch_size, self.progress, stage)
+        return task.join_outputs(parts)
 
     def open_file(self, file: Path, output: OutputKind | None = None) -> Runtime:
         return export.open_own_file(file, output or self.output, self.request.threads)[0]
 
-    def compare(self, first: Outputs, second: Outputs) -> OutputComparison:
-        contract = self.contract
-        return compare_outputs(first, second, self.images.targets, contract.several, self.output, contract.statistics)
+    def compare(self, first: Any, second: Any) -> OutputComparison:
+        return compare_outputs(self.contract, self.output, first, second, self.images.targets)
 
     def compare_file(self, file: Path) -> OutputComparison:
         """Compare the model and a file."""
@@ -221,18 +212,15 @@ class VerifiedExport:
         pixels, preprocessing = self.images.pixels[: comparison.BATCH_SIZE], self.contract.preprocessing
         graph = ExportGraph(self.model, preprocessing, False, self.contract.merge)
         expected = run_with_torch(graph, graph.output_names, preprocessing, "features")(pixels)
-        return compare_outputs(expected, self.open_file(file, "features")(pixels), what="features")
+        return compare_features(expected, self.open_file(file, "features")(pixels))
 
     def compare_at_sizes(self, runtime: Runtime) -> tuple[comparison.SizeComparison, ...]:
         """Compare the model and the file on generated images of other sizes."""
         comparisons, sizes = [], other_sizes(self.model, self.contract.preprocessing.size)
         for number, size in enumerate(sizes, start=1):
             pixels = comparison.generate_images(self.contract.preprocessing.with_size(size), IMAGES_PER_SIZE)
-            first, second = self.original(pixels), runtime(pixels)
-            if self.contract.target_kind == "masks":
-                first, second = comparison.reduce_outputs(first), comparison.reduce_outputs(second)
-            several, statistics = self.contract.several, self.contract.statistics
-            compared = compare_outputs(first, second, several=several, what=self.output, statistics=statistics)
+            first, second = (self.contract.task.keep_outputs(run(pixels)) for run in (self.original, runtime))
+            compared = compare_outputs(self.contract, self.output, first, second)
             comparisons.append(comparison.SizeComparison(size, compared))
             if self.progress:
                 self.progress("comparing other sizes", number, len(sizes))

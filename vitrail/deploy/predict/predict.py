@@ -32,7 +32,6 @@ from vitrail.deploy.runtimes.panoptic import (
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import top_classes
 from vitrail.models.base import Model
-from vitrail.tasks import TASKS
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
 
@@ -198,7 +197,7 @@ def infer_rows(
 
 def check_ranked(deployed: DeployedModel) -> None:
     """Raise ValueError for a model whose outputs are no classes of images, of which the most probable are listed."""
-    task = TASKS[deployed.contract.target_kind]
+    task = deployed.contract.task
     if not task.has_image_classes:
         raise ValueError(f"top= is for classes of images, and {deployed.name} predicts {task.outputs}: leave it out")
 
@@ -263,7 +262,7 @@ def choose_mask_inference(
     contract, given = deployed.contract, options.masks()
     if deployed.output_kind == "queries":
         return PanopticInference(contract.preprocessing, build_reader(deployed, options.segments(), options.stuff))
-    if contract.target_kind == "masks":
+    if contract.task.has_maps:
         return MaskInference(contract.preprocessing, given, len(contract.labels or ()))
     if given != MaskOptions():
         name = find_changed(given)
@@ -300,7 +299,7 @@ def predict_rows(
 def max_cpu_batch_size(contract: ModelContract, lanes: int) -> int:
     """Return the largest batch size tried on a CPU."""
     pipeline = contract.preprocessing
-    outputs = 3 * len(contract.labels or ()) if contract.target_kind == "masks" else 0  # logits, and copies of them
+    outputs = 3 * len(contract.labels or ()) if contract.task.has_maps else 0  # logits, and copies of them
     image_bytes = 4 * pipeline.size[0] * pipeline.size[1] * (pipeline.channels * ACTIVATION_FACTOR + outputs)
     return max(1, min(parallel.MAX_BATCH_SIZE["cpu"], MAX_BATCH_BYTES // (image_bytes * lanes)))
 

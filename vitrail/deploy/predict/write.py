@@ -1,7 +1,6 @@
 """Write the predictions of many images to a file, shared by several processes and resumable."""
 
 import hashlib
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,35 +11,12 @@ from vitrail.deploy.predict.formats import RowFormat
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.predict.parallel import output_width
 from vitrail.deploy.predict.predict import RuntimePool, predict_rows
+from vitrail.deploy.predict.processes import process_share
 from vitrail.deploy.predict.resume import PartialOutput, StreamOutput
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.precision import current_precision, decided_precision, describe_precision
 from vitrail.models.base import Model
 from vitrail.utils.progress import ProgressCallback
-
-
-@dataclass(frozen=True)
-class ProcessShare:
-    """Rank and number of processes, as set by torchrun."""
-
-    rank: int = 0
-    world: int = 1
-
-    def index_range(self, count: int) -> tuple[int, int]:
-        """Return the range of its images; concatenated by rank, the ranges are in order."""
-        return count * self.rank // self.world, count * (self.rank + 1) // self.world
-
-
-def process_share(environment: Mapping[str, str] = os.environ) -> ProcessShare:
-    """Return the share of this process from RANK and WORLD_SIZE."""
-    try:
-        share = ProcessShare(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
-    except ValueError:
-        share = ProcessShare(0, 0)
-    if not 0 <= share.rank < share.world:
-        values = " and ".join(f"{name}={environment.get(name)}" for name in ("RANK", "WORLD_SIZE"))
-        raise ValueError(f"invalid {values}: RANK must be in 0 … WORLD_SIZE - 1, as torchrun sets them")
-    return share
 
 
 @dataclass(frozen=True)

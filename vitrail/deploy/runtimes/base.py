@@ -4,8 +4,6 @@ Contracts are validated when they are read: a file may be damaged or come from e
 """
 
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_type_hints
@@ -17,7 +15,9 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.inference import OutputKind
 from vitrail.models.base import Model
 from vitrail.models.registry import config_from_json
-from vitrail.tasks.numbers import TargetStatistics
+from vitrail.tasks import TASKS, Task
+from vitrail.tasks.comparison import TargetStatistics
+from vitrail.tasks.masks import check_colours, check_ignored
 from vitrail.utils.json import to_json, value_from_json
 from vitrail.utils.precision import EXPORT_PRECISIONS, PrecisionChoice, check_precision
 
@@ -57,6 +57,11 @@ class ModelContract:
         if self.labels is not None and self.config and config_from_json(self.config).output_kind == "masks":
             return "masks"
         return "multi" if self.several else "single"
+
+    @property
+    def task(self) -> Task:
+        """Return the task that the model has learnt."""
+        return TASKS[self.target_kind]
 
     @property
     def targets(self) -> tuple[str, ...] | None:
@@ -127,20 +132,6 @@ def contract_from_json(text: str) -> tuple[ModelContract, InputKind]:
     contract = ModelContract(**values, config=config)
     check_contract(contract)
     return contract, metadata["input"]
-
-
-def check_colours(colours: Iterable[object]) -> None:
-    """Raise ValueError if one of the colours is not written as #rrggbb."""
-    for colour in colours:
-        if not isinstance(colour, str) or re.fullmatch("#[0-9a-fA-F]{6}", colour) is None:
-            raise ValueError(f"a colour must be written as #rrggbb, got {colour!r}")
-
-
-def check_ignored(values: Iterable[object]) -> None:
-    """Raise ValueError if one of the ignored values of masks is not a whole number >= 0."""
-    for value in values:
-        if type(value) is not int or value < 0:
-            raise ValueError(f"an ignored value of masks must be a whole number >= 0, got {value!r}")
 
 
 def check_contract(contract: ModelContract) -> None:

@@ -146,8 +146,9 @@ def open_openvino(
     contract, preprocessing = read_contract(path, text)
     inputs, outputs = ([name for port in part for name in sorted(port.names)] for part in (model.inputs, model.outputs))
     check_graph(path, inputs, outputs, output_kind)
+    precision = precision or runnable_precision(contract.precision)
     try:
-        compiled = reader.compile_model(model, DEVICE, compile_settings(precision or contract.precision, threads))
+        compiled = reader.compile_model(model, DEVICE, compile_settings(precision, threads))
     except Exception as error:
         raise ValueError(f"{path}: OpenVINO cannot run it here ({first_error_line(error)})") from None
     request, output = compiled.create_infer_request(), compiled.output(output_kind)
@@ -159,7 +160,7 @@ def open_openvino(
             raise TimeoutError(timeout)
         return np.array(request.results[output])
 
-    return GraphRuntime("openvino", path, run, preprocessing, precision or contract.precision), contract
+    return GraphRuntime("openvino", path, run, preprocessing, precision), contract
 
 
 def compile_settings(precision: str, threads: int | None) -> dict[str, Any]:
@@ -244,6 +245,11 @@ def openvino_core() -> Any:
 def openvino_precisions() -> list[str]:
     """Return the names of what OpenVINO computes natively on this processor, such as FP32, BF16 and INT8."""
     return list(openvino_core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
+
+
+def runnable_precision(precision: str) -> str:
+    """Return the precision in which OpenVINO computes a file here: fp32 in place of bf16 without native products."""
+    return "fp32" if precision == "bf16" and "BF16" not in openvino_precisions() else precision
 
 
 def check_bf16_supported() -> None:

@@ -20,19 +20,25 @@ from vitrail.deploy.runtimes.base import (
     ModelContract,
     OutputKind,
     Runtime,
-    check_colours,
-    check_ignored,
 )
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file, openvino_precisions
 from vitrail.deploy.runtimes.int8 import with_int8
-from vitrail.deploy.runtimes.precision import CheckedRuntime, choose_runtime, is_short, measure_runtimes, with_check
+from vitrail.deploy.runtimes.precision import (
+    CheckedRuntime,
+    choice_key,
+    choose_once,
+    choose_runtime,
+    is_short,
+    measure_runtimes,
+    with_check,
+)
 from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
 from vitrail.inference import TorchRuntime
 from vitrail.models.base import Model, TokenConfig
 from vitrail.models.eomt import PackedQueries
 from vitrail.models.registry import config_from_json
 from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
-from vitrail.tasks.masks import check_whole_image
+from vitrail.tasks.masks import read_colours, read_ignored
 from vitrail.tasks.numbers import read_statistics
 from vitrail.utils.devices import pick_device, processor_name
 from vitrail.utils.json import to_json
@@ -158,7 +164,8 @@ def with_bf16_hint(
     if not supports_bf16_hint():
         return replace(deployed, choice=PrecisionChoice("fp32", f"{processor_name()} does not multiply bf16 natively"))
     lower = open_exported_file(file, deployed.output_kind, threads, deployed.batch_timeout, "bf16")[0]
-    choice = measure_runtimes({"fp32": deployed.runtime, "bf16": lower}, contract)
+    runtimes = {"fp32": deployed.runtime, "bf16": lower}
+    choice = choose_once(choice_key(contract, f"openvino {threads}"), lambda: measure_runtimes(runtimes, contract))
     if choice.precision == "fp32":
         return replace(deployed, choice=choice)
     return with_check(deployed, lower, choice, report if n_images is None else None)
@@ -181,7 +188,7 @@ def open_exported_model(
 ) -> DeployedModel:
     """Return the model of an exported file, for another size if it was exported for any size."""
     running, contract = open_exported_file(path, output_kind, threads, batch_timeout)
-    contract = with_upright_images(str(path), contract)
+    contract = with_fitted_preprocessing(str(path), contract)
     if size is not None:
         contract = resize_contract(path, contract, size)
     notes = describe_token_counts(contract)
@@ -282,48 +289,15 @@ def build_contract(where: str, path: Path | None, model: Model, size: tuple[int,
     several, config = is_multilabel(model, path), to_json(model.config)
     stored = {"colours": read_colours(model), "ignore": read_ignored(model), "statistics": read_statistics(model)}
     contract = ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum, **stored)
-    return with_upright_images(where, contract)
+    return with_fitted_preprocessing(where, contract)
 
 
-def with_upright_images(where: str, contract: ModelContract) -> ModelContract:
-    """Return the contract; that of a segmentation model turns images upright, as masks are those of upright images.
-
-    Raise ValueError if it predicts masks from a part of the image.
-    """
-    if contract.target_kind != "masks":
-        return contract
+def with_fitted_preprocessing(where: str, contract: ModelContract) -> ModelContract:
+    """Return the contract with the preprocessing that its task needs; raise ValueError if it cannot predict with its own."""
     try:
-        check_whole_image(contract.preprocessing)
+        return replace(contract, preprocessing=contract.task.fit_preprocessing(contract.preprocessing))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    return replace(contract, preprocessing=replace(contract.preprocessing, turn=True))
-
-
-def read_colours(model: Model) -> tuple[str, ...] | None:
-    """Return the colours that a segmentation model stores for its classes; None if it has none."""
-    colours = model.card.get("colours")
-    if model.config.output_kind != "masks" or not isinstance(colours, list | tuple):
-        return None
-    if len(colours) != model.config.classes:  # of the classes before the head was replaced
-        return None
-    check_colours(colours)
-    return tuple(colours)
-
-
-def read_ignored(model: Model) -> tuple[int, ...] | None:
-    """Return the values of masks that were ignored in a segmentation model's training; None if it does not state them.
-
-    Files of earlier versions state those that were given, in their recipe.
-    """
-    values = model.card.get("ignore")
-    if values is None:
-        recipe = model.card.get("recipe")
-        data = recipe.get("data") if isinstance(recipe, dict) else None
-        values = data.get("ignore") if isinstance(data, dict) else None
-    if model.config.output_kind != "masks" or not isinstance(values, list | tuple):
-        return None
-    check_ignored(values)
-    return tuple(values)
 
 
 def is_multilabel(model: Model, path: Path | None) -> bool:

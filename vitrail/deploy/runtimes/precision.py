@@ -45,12 +45,11 @@ class PrecisionCheck:
     """Outputs of the first images in fp32 and in a lower precision, and the verdict. Shared by the threads of a run."""
 
     def __init__(self, contract: ModelContract, output_kind: OutputKind, choice: PrecisionChoice) -> None:
-        self.several, self.output_kind, self.choice = contract.several, output_kind, choice
-        self.statistics = contract.statistics
-        self.images, self.masks = 0, contract.target_kind == "masks" and output_kind != "features"
-        self.classes = len(contract.labels or ())
-        self.expected: list[Any] = []  # logits or features [B, …], or `MaskOutputs`
-        self.outputs: list[Any] = []
+        self.contract, self.choice = contract, choice
+        self.output_kind: OutputKind = output_kind
+        self.images = self.compared = 0
+        self.pairs: list[tuple[Any, Any]] = []  # what the task keeps of the finite fp32 outputs, and of the others
+        self.lower: list[np.ndarray] = []  # all outputs in the lower precision, if they are no maps
         self.passed: bool | None = None  # None until enough images were compared
         self.why = ""
         self.report: MessageCallback | None = None
@@ -62,55 +61,43 @@ class PrecisionCheck:
             if self.passed is not None:
                 return
             self.images += len(expected)
-            self.expected.append(self.reduce(expected))
-            self.outputs.append(self.reduce(outputs))
+            if not self.contract.task.has_maps:
+                self.lower.append(outputs)
+            self.keep(expected, outputs)
             if self.images >= CHECKED_IMAGES:
                 self.decide()
 
-    def reduce(self, outputs: np.ndarray) -> Any:
-        """Return what is kept of the outputs of a batch until they are compared."""
-        from vitrail.deploy.export.comparison import reduce_outputs
+    def keep(self, expected: np.ndarray, outputs: np.ndarray) -> None:
+        """Keep what is compared of a batch, of the images whose fp32 outputs are finite."""
+        if self.output_kind == "queries":  # they are compared by the masks that they make together
+            expected, outputs = (self.combine(packed) for packed in (expected, outputs))
+        finite = np.isfinite(expected).all(tuple(range(1, expected.ndim)))
+        if finite.any():
+            keep = self.contract.task.keep_outputs
+            self.pairs.append((keep(expected[finite]), keep(outputs[finite])))
+            self.compared += int(finite.sum())
 
-        if self.output_kind == "queries":  # by the masks that they make together
-            predicted = unpack_queries(torch.from_numpy(outputs), self.classes)
-            outputs = combine_queries(predicted, predicted.masks.shape[2:]).numpy()
-        return reduce_outputs(outputs) if self.masks else outputs
+    def combine(self, packed: np.ndarray) -> np.ndarray:
+        """Return the maps of logits that packed queries [B, Q, N] make."""
+        predicted = unpack_queries(torch.from_numpy(packed), len(self.contract.labels or ()))
+        return combine_queries(predicted, predicted.masks.shape[2:]).numpy()
 
     def decide(self) -> None:
         """Compare all outputs so far by the limits of an export."""
         from vitrail.deploy.export.comparison import compare_outputs, tolerances_for
 
-        precision, (pairs, count) = self.choice.precision, self.join_finite()
-        if not count:
+        if not self.pairs:
             return  # nothing to compare with: the model itself is broken
-        what = "features" if self.output_kind == "features" else "logits"
-        compared = compare_outputs(*pairs, several=self.several, what=what, statistics=self.statistics)
-        violations = tolerances_for(precision).find_violations(compared)
-        checked = f"on the first {count} images"
+        first, second = (self.contract.task.join_outputs(parts) for parts in zip(*self.pairs, strict=True))
+        compared = compare_outputs(self.contract, self.output_kind, first, second)
+        violations = tolerances_for(self.choice.precision).find_violations(compared)
+        checked, precision = f"on the first {self.compared} images", self.choice.precision
         self.why = (
             f"{precision} refused {checked}: {violations[0]}" if violations else f"{compared.describe()} {checked}"
         )
         self.passed = not violations
         if self.report is not None:
             self.report(self.describe())
-
-    def join_finite(self) -> tuple[list[Any], int]:
-        """Return the outputs of both precisions for the images whose fp32 outputs are finite, and the number of these."""
-        from vitrail.deploy.export.comparison import MaskOutputs
-
-        if self.masks:
-            kept = [np.isfinite(part.logits).all() for part in self.expected]
-            parts = (
-                [part for part, keep in zip(side, kept, strict=True) if keep] for side in (self.expected, self.outputs)
-            )
-            pairs = [MaskOutputs.join(part) for part in parts if part]
-            return pairs, len(pairs[0].masks) if pairs else 0
-        finite = [np.isfinite(part).all(1) for part in self.expected]
-        pairs = [
-            np.concatenate([values[rows] for values, rows in zip(side, finite, strict=True)])
-            for side in (self.expected, self.outputs)
-        ]
-        return pairs, len(pairs[0])
 
     @property
     def precision(self) -> str:
@@ -124,8 +111,8 @@ class PrecisionCheck:
         return str(PrecisionChoice(self.precision, f"{self.choice.why}; {self.why}" if self.passed else self.why))
 
     def lower_outputs(self) -> np.ndarray | None:
-        """Return the outputs of the first images in the lower precision, if it passed; of masks, they are not kept."""
-        return np.concatenate(self.outputs) if self.passed and not self.masks else None
+        """Return the outputs of the first images in the lower precision, if it passed; maps are not kept."""
+        return np.concatenate(self.lower) if self.passed and self.lower else None
 
 
 class CheckedRuntime:
@@ -170,9 +157,7 @@ def choose_runtime(
     assert isinstance(runtime, TorchRuntime)
     if runtime.device.type not in ("cpu", "cuda") or is_short(contract, n_images):
         return deployed
-    config = {name: value for name, value in contract.config.items() if name != "classes"}  # features have none
-    key = json.dumps([contract.checksum, config, to_json(contract.preprocessing), contract.merge], sort_keys=True)
-    key += f"{runtime.device} {torch.get_num_threads()}"
+    key = choice_key(contract, f"{runtime.device} {torch.get_num_threads()}")
     runtimes: dict[str, TorchRuntime] = {"fp32": runtime}
     if key not in CHOICES:
         runtimes = list_candidates(runtime)
@@ -195,6 +180,20 @@ def with_check(
     check.report = report
     contract = replace(deployed.contract, precision=choice.precision)
     return replace(deployed, contract=contract, runtime=CheckedRuntime(lower, deployed.runtime, check), choice=choice)
+
+
+def choose_once(key: str, measure: Callable[[], PrecisionChoice]) -> PrecisionChoice:
+    """Return the choice for a key, measured if this process does not know it."""
+    if key not in CHOICES:
+        CHOICES[key] = measure()
+    return CHOICES[key]
+
+
+def choice_key(contract: ModelContract, runtime: str) -> str:
+    """Return what the fastest precision depends on: the model, the processor and the runtime with its threads."""
+    config = {name: value for name, value in contract.config.items() if name != "classes"}  # features have none
+    parts = [contract.checksum, config, to_json(contract.preprocessing), contract.merge, processor_name(), runtime]
+    return json.dumps(parts, sort_keys=True)
 
 
 def is_short(contract: ModelContract, n_images: int | None) -> bool:

@@ -17,6 +17,7 @@ from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, open_p
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import open_deployed_model
+from vitrail.deploy.runtimes.precision import current_precision, describe_precision
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.deploy.search import index as files
 from vitrail.deploy.search.index import IndexedImage, IndexedModel, SearchIndex, VectorWriter, is_index, read_index
@@ -70,7 +71,7 @@ def build_index(
     folder: Path,
     out: Path,
     *,
-    options: InferenceOptions = InferenceOptions(),  # noqa: B008
+    options: InferenceOptions = InferenceOptions(precision="fp32"),  # noqa: B008
     update: bool = False,
     graph: bool = False,
     progress: ProgressCallback | None = None,
@@ -78,11 +79,13 @@ def build_index(
 ) -> IndexingResult:
     """Write the feature vectors of all images below a folder; with `update`, compute only new and changed images.
 
-    The vectors are computed in fp32 unless another precision is given, because queries must use the same one.
+    Queries use the precision of the vectors. With "auto" it is chosen once; an update and an exported file keep their own.
     """
-    options = replace(options, precision="fp32") if options.precision == "auto" else options
     check_index_directory(out, update)
     old = read_index(out) if update else None
+    if options.precision == "auto" and (old is not None or is_exported(where)):
+        own = "fp32" if old is None or is_exported(where) else old.model.precision
+        options = replace(options, precision=own if own in FLOAT_PRECISIONS else "fp32")
     if old is not None and not is_same_path(old.folder, folder):
         raise ValueError(f"{out} is an index of {old.folder}, not {folder}: give that folder, or another --out")
     images = list_images(folder, progress)
@@ -174,13 +177,16 @@ class IndexBuilder:
             graph_path = files.new_path(directory, "graph", "faiss")
             write_graph(graph, graph_path)
             parts["graph"] = files.checksum_file(graph_path)
+        if deployed.model is not None:  # a lower precision may have been refused meanwhile
+            deployed = replace(deployed, contract=replace(deployed.contract, precision=current_precision(deployed)))
         model = describe_model(self.where, deployed, self.options)
         pipeline, folder = deployed.contract.preprocessing, self.folder.resolve()
         index = SearchIndex(directory, folder, model, pipeline, indexed, vectors, unreadable, parts, recall)
         files.write_header(index)
         now, changed = {image.path for image in indexed}, sum(image.path in before for image in read)
         removed = sum(path not in now for path in before)
-        return IndexingResult(index, len(kept), len(read) - changed, changed, removed, deployed.notes)
+        notes = (*deployed.notes, *describe_precision(deployed))
+        return IndexingResult(index, len(kept), len(read) - changed, changed, removed, notes)
 
     def embed_images(
         self, pool: RuntimePool, images: Sequence[IndexedImage], writer: VectorWriter

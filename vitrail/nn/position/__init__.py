@@ -1,11 +1,14 @@
 """Position embeddings: E_pos of equation 1 and its alternatives (appendix D.4).
 
 Positions are added to the tokens (at the stem or at every layer), bias the attention matrix, or rotate queries and keys.
-All of them work on any grid: learned tables are resampled in two dimensions, the others are computed.
+All of them work on any grid: learned tables are resampled, the others are computed. Of clips, the grid is t×h×w.
 """
 
 from vitrail.nn.position.added import (
+    AddedPosition,
     AddedPositionEmbedding,
+    Factorised,
+    FactorisedTable,
     FixedPositionEmbedding,
     Learned1D,
     Learned1DTable,
@@ -25,7 +28,15 @@ from vitrail.nn.position.relative import (
     RelativePositionBias,
     compute_log_offsets,
 )
-from vitrail.nn.position.rotary import ReferenceRotation, Rotary2D, RotaryDINOv3, RotaryEmbedding, RotaryEVA02, rotate
+from vitrail.nn.position.rotary import (
+    ReferenceRotation,
+    Rotary2D,
+    Rotary3D,
+    RotaryDINOv3,
+    RotaryEmbedding,
+    RotaryEVA02,
+    rotate,
+)
 
 PositionSlot = (
     NoPosition
@@ -39,12 +50,17 @@ PositionSlot = (
     | Rotary2D
     | RotaryDINOv3
     | RotaryEVA02
+    | Factorised
+    | Rotary3D
 )
 
 __all__ = [
     "NO_POSITION",
+    "AddedPosition",
     "AddedPositionEmbedding",
     "ComputedPositionBias",
+    "Factorised",
+    "FactorisedTable",
     "FixedPositionEmbedding",
     "LayerPosition",
     "Learned1D",
@@ -62,6 +78,7 @@ __all__ = [
     "RelativeMLP",
     "RelativePositionBias",
     "Rotary2D",
+    "Rotary3D",
     "RotaryDINOv3",
     "RotaryEVA02",
     "RotaryEmbedding",

@@ -1,9 +1,10 @@
 """Positions added to the tokens: E_pos of equation 1, at the stem or at every layer (appendix D.4)."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from vitrail.nn.position.base import (
     check_width,
     resampling_field,
 )
-from vitrail.nn.resampling import Resampling, resample_rows, resample_table
+from vitrail.nn.resampling import Resampling, resample_rows, resample_steps, resample_table
 from vitrail.nn.shape import EncoderShape, Grid
 
 
@@ -36,7 +37,7 @@ class AddedPositionEmbedding(PositionEmbedding):
     def gather_rows(self, index: int, grid: Grid, keep: Tensor | None) -> Tensor:
         """Return the table with zero rows for uncovered prefix tokens and only the kept patches: [1 or B, T, D]."""
         table = self.table(index, grid).unsqueeze(0)
-        covered = table.shape[1] - grid[0] * grid[1]
+        covered = table.shape[1] - math.prod(grid)
         prefix, patches = table[:, :covered], table[:, covered:]
         if covered < self.shape.prefix:
             prefix = F.pad(prefix, (0, 0, 0, self.shape.prefix - covered))
@@ -96,6 +97,23 @@ class Learned2DTable(AddedPositionEmbedding):
         return torch.cat((self.prefix[index], patches))
 
 
+class FactorisedTable(AddedPositionEmbedding):
+    """One learned vector per place in a frame and one per step in time, added. Prefix tokens have that of their place."""
+
+    def __init__(self, shape: EncoderShape, at: PositionScope, covered: int, resampling: Resampling) -> None:
+        super().__init__(shape, at)
+        self.covered, self.resampling = covered, resampling
+        tables, (steps, *frame) = shape.depth if at == "every" else 1, shape.grid
+        self.space_weight = nn.Parameter(torch.empty(tables, covered + math.prod(frame), shape.width))
+        self.time_weight = nn.Parameter(torch.empty(tables, steps, shape.width))
+
+    def table(self, index: int, grid: Grid) -> Tensor:
+        prefix, space = self.space_weight[index].split_with_sizes((self.covered, math.prod(self.shape.grid[1:])))
+        space = resample_table(space.T.unflatten(1, self.shape.grid[1:]), grid[1:], self.resampling).flatten(1).T
+        time = resample_steps(self.time_weight[index], grid[0])  # [t, D]
+        return torch.cat((prefix, (time[:, None] + space).flatten(0, 1)))
+
+
 class FixedPositionEmbedding(AddedPositionEmbedding):
     """Added positions without parameters; an empty buffer holds the device and the precision to compute in."""
 
@@ -127,7 +145,7 @@ class Sinusoid1DTable(FixedPositionEmbedding):
     """The positions of "Attention Is All You Need", section 3.5, over the whole sequence, prefix included."""
 
     def table(self, index: int, grid: Grid) -> Tensor:
-        length, width = self.shape.prefix + grid[0] * grid[1], self.shape.width
+        length, width = self.shape.prefix + math.prod(grid), self.shape.width
         omega = 10_000.0 ** -(self.arange(width // 2) * 2 / width)
         angle = self.arange(length)[:, None] * omega  # [T, D/2]
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(self._like.dtype)  # sine, cosine alternating
@@ -154,6 +172,7 @@ class Learned1D(AddedPosition):
     """The paper's default. `prefix` selects the prefix tokens that have a position: the output tokens (class,
     distillation), none (DeiT III, SigLIP), or all including registers."""
 
+    axes: ClassVar[tuple[int, ...]] = (2, 3)
     prefix: Literal["outputs", "none", "all"] = "outputs"
     resampling: Resampling = resampling_field()
 
@@ -175,6 +194,29 @@ class Learned1D(AddedPosition):
         patches = table[:, covered:].transpose(1, 2).unflatten(2, shape.grid)
         patches = resample_table(patches, grid, self.resampling).flatten(2).transpose(1, 2)
         return {"weight": torch.cat((table[:, :covered], patches), 1)}
+
+
+@dataclass(frozen=True)
+class Factorised(AddedPosition):
+    """A vector for the place in the frame plus one for the step in time, for clips (TimeSformer). The output tokens have a
+    vector of the first kind."""
+
+    axes: ClassVar[tuple[int, ...]] = (3,)
+    resampling: Resampling = resampling_field()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_geometric(self.resampling)
+
+    def build(self, shape: EncoderShape) -> PositionEmbedding:
+        return FactorisedTable(shape, self.at, shape.outputs, self.resampling)
+
+    def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
+        covered, table = shape.outputs, tensors["space_weight"]
+        space = table[:, covered:].transpose(1, 2).unflatten(2, shape.grid[1:])
+        space = resample_table(space, grid[1:], self.resampling).flatten(2).transpose(1, 2)
+        time = resample_steps(tensors["time_weight"].transpose(0, 1), grid[0]).transpose(0, 1)
+        return {"space_weight": torch.cat((table[:, :covered], space), 1), "time_weight": time.contiguous()}
 
 
 @dataclass(frozen=True)
@@ -213,7 +255,9 @@ class SinCos2D(AddedPosition):
 
 @dataclass(frozen=True)
 class Sinusoid1D(AddedPosition):
-    """The fixed 1-D positions of the 2017 Transformer."""
+    """The fixed 1-D positions of the 2017 Transformer, over all tokens (of clips: VideoMAE)."""
+
+    axes: ClassVar[tuple[int, ...]] = (2, 3)
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         check_width("1-D sinusoid", shape.width, 2)

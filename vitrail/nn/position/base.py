@@ -1,12 +1,12 @@
 """The interface of position embeddings, their slots, and the positions of one layer.
 
-T tokens: the prefix tokens, then N patches in a grid of h×w. D width, H heads, d = D/H.
+T tokens: the prefix tokens, then N patches in a grid of h×w, or t×h×w for clips. D width, H heads, d = D/H.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class LayerPosition(NamedTuple):
     bias: Tensor | None = None  # [1 or B, H, T, T]
     rotation: Rotation | None = None
     offsets: tuple[Tensor, Tensor] | None = None  # embeddings as keys, [R, d], and the one of each pair, [1 or B, T, T]
+    grid: Grid | None = None  # of the patches, for layers that separate time from space; None if some are left out
 
     def add_to(self, z: Tensor) -> Tensor:
         """Return z plus the position embedding, if any; raise ValueError if the positions are not those of z's tokens."""
@@ -78,6 +79,8 @@ class PositionEmbedding(nn.Module):
 class Position:
     """The base class of the slots, whose `build` returns the module."""
 
+    axes: ClassVar[tuple[int, ...]] = (2,)  # of the grids that they are for: 2 for images, 3 for clips
+
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
         """Return the module's tensors resampled from the grid of `shape` to another one (section 3.2)."""
         if tensors:
@@ -99,6 +102,8 @@ def check_width(kind: str, width: int, divisor: int, what: str = "width") -> Non
 @dataclass(frozen=True)
 class NoPosition(Position):
     """No positions: attention treats the patches as a set."""
+
+    axes: ClassVar[tuple[int, ...]] = (2, 3)
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         return PositionEmbedding(shape)

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys rotated by the row and the column of their patch.
+"""Rotary positions: queries and keys rotated by the row and the column of their patch, of clips also by its step in time.
 
 The product q·k then depends on the offset between two patches only. N patches, T tokens, d the width of a head.
 """
@@ -38,21 +38,24 @@ class RotaryEmbedding(PositionEmbedding):
         self.register_buffer("_like", torch.empty(0), persistent=False)
         self._like: Tensor
 
-    def compute_angles(self, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Return the angles of every row, [h, d/4], and of every column, [w, d/4]."""
+    def compute_angles(self, grid: Grid) -> tuple[Tensor, ...]:
+        """Return the angles along each axis: of an image, of every row, [h, d/4], and of every column, [w, d/4]."""
         raise NotImplementedError
 
-    def order_angles(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the angles of the first half of the pairs and of the second: rows first."""
-        return rows, columns
+    def order_angles(self, *angles: Tensor) -> tuple[Tensor, ...]:
+        """Return the angles along each axis in the order of the pairs that they rotate: rows first."""
+        return angles
 
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
         yield from repeat(LayerPosition(rotation=self.compute_rotation(grid, keep)), self.shape.depth)
 
     def compute_rotation(self, grid: Grid, keep: Tensor | None) -> Rotation:
-        rows, columns = self.compute_angles(grid)
-        pair = self.order_angles(rows[:, None].expand(*grid, -1), columns[None].expand(*grid, -1))
-        angle = torch.cat(pair, -1).flatten(0, 1).unsqueeze(0)  # [1, N, d/2]
+        last = len(grid) - 1
+        places = [(*[None] * axis, slice(None), *[None] * (last - axis)) for axis in range(len(grid))]
+        spread = [
+            angle[place].expand(*grid, -1) for angle, place in zip(self.compute_angles(grid), places, strict=True)
+        ]
+        angle = torch.cat(self.order_angles(*spread), -1).flatten(0, last).unsqueeze(0)  # [1, N, d/2]
         if keep is not None:
             angle = F.embedding(keep, angle[0])
         angle = F.pad(angle, (0, 0, self.shape.prefix, 0)).unsqueeze(1)  # [1 or B, 1, T, d/2]
@@ -87,8 +90,26 @@ class AxialRotation(RotaryEmbedding):
         omega = self.theta ** -(self.arange(d // 4) * 4 / d)  # [d/4]
         return self.arange(grid[0])[:, None] * omega, self.arange(grid[1])[:, None] * omega
 
-    def order_angles(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        return columns, rows
+    def order_angles(self, *angles: Tensor) -> tuple[Tensor, ...]:
+        return angles[::-1]
+
+
+class ClipRotation(RotaryEmbedding):
+    """Angles that grow with the step in time, the row and the column, for ⌊d/6⌋ pairs each; further pairs are not rotated
+    (as in V-JEPA 2, Assran et al. 2025)."""
+
+    def __init__(self, shape: EncoderShape, theta: float) -> None:
+        super().__init__(shape)
+        self.theta = theta
+
+    def compute_angles(self, grid: Grid) -> tuple[Tensor, ...]:
+        pairs = self.shape.head_width // 6
+        omega = self.theta ** -(self.arange(pairs) / pairs)
+        return tuple(self.arange(side)[:, None] * omega for side in grid)
+
+    def order_angles(self, *angles: Tensor) -> tuple[Tensor, ...]:
+        rest = self.shape.head_width // 2 - 3 * (self.shape.head_width // 6)
+        return (*angles, angles[0].new_zeros(*angles[0].shape[:-1], rest))
 
 
 class NormalisedRotation(RotaryEmbedding):
@@ -132,6 +153,20 @@ class Rotary2D(Position):
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         check_width("2-D rotary", shape.head_width, 4, "head width")
         return AxialRotation(shape, self.theta)
+
+
+@dataclass(frozen=True)
+class Rotary3D(Position):
+    """Queries and keys of clips rotated by step in time, row and column, in every layer."""
+
+    axes: ClassVar[tuple[int, ...]] = (3,)
+    theta: float = 10_000.0
+
+    def build(self, shape: EncoderShape) -> PositionEmbedding:
+        check_width("3-D rotary", shape.head_width, 2, "head width")
+        if shape.head_width < 6:
+            raise ValueError(f"3-D rotary positions need a head width of at least 6, got {shape.head_width}")
+        return ClipRotation(shape, self.theta)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ NAMES = (
     "mvit",
 )
 
-METHODS = ("mpp", "mae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`
+METHODS = ("mpp", "mae", "videomae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`
 DISTILLATION_METHODS = ("hard", "soft", "features", "tokens")  # with a teacher: `vitrail train --distil`
 
 

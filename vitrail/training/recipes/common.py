@@ -47,7 +47,7 @@ def configure_encoder(facts: Facts) -> TokenConfig:
     It ends in the features of the class token, like published MAE and DINO.
     """
     if facts.init is not None:
-        init = facts.init.require_tokens("pretraining without labels (init=)")
+        init = facts.init.require_tokens("pretraining without labels (init=)", clips=True)
         size = facts.choose("size", init.image_size, "size of the checkpoint")
         return replace(init, classes=None, image_size=size)
     shape: dict[str, Any] = {"position": "sincos2d", "classes": None, "channels": facts.channels}

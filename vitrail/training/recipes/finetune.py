@@ -81,7 +81,8 @@ def plan_tuning(facts: Facts) -> tuple[dict[str, Any], float]:
     """Return the fields of a recipe that are chosen alike for classes and numbers, and the share of a long run."""
     size = facts.choose("size", configure_init(facts).image_size, "size of the checkpoint")
     model = configure_init(facts, size)
-    pipeline = facts.init_preprocessing or Preprocessing(model.image_size, model.image_size)
+    default = Preprocessing(model.image_size, model.image_size).with_channels(model.channels)
+    pipeline = facts.init_preprocessing or default
     batch = facts.choose("batch_size", 32 if facts.images < SMALL_DATA else 128, f"{facts.images:,} training images")
     epochs = float(min(24, max(4, round(16_000 / facts.images))))
     lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")

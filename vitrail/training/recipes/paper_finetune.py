@@ -33,7 +33,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     side = {(24, 16): 512, (32, 14): 518}.get((init.size.depth, init.embed.stride), 384) if like == "ImageNet" else 384
     side = side // init.embed.stride * init.embed.stride  # 14 does not divide 384
     size = facts.choose("size", (side, side), f"the paper's for {like}")
-    pipeline = facts.init_preprocessing or Preprocessing()
+    pipeline = facts.init_preprocessing or Preprocessing().with_channels(init.channels)
     return Recipe(
         name="paper-finetune",
         data=data,

@@ -26,8 +26,8 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     size = facts.choose("size", init.image_size, "size of the checkpoint")
     batch = facts.choose("batch_size", 1024, "the authors'")
     planned = plan_deit_augmentation(facts, size)
-    if facts.init_preprocessing is not None:
-        planned["preprocessing"] = facts.init_preprocessing.with_size(size)
+    pipeline = facts.init_preprocessing or planned["preprocessing"].with_channels(init.channels)
+    planned["preprocessing"] = pipeline.with_size(size)
     return Recipe(
         name="swin-finetune",
         data=data,

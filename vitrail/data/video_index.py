@@ -1,0 +1,122 @@
+"""Index of a file of video: the display time of every frame and the frames at which decoding can start.
+
+It is read from the packets, without decoding them. AVI files have no display times, and packets that hold two frames or none:
+their frames are counted by decoding them once. The indices of recent files are kept, by name, size and modification time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.video import import_av
+
+KEPT_BYTES = 2**26  # of all indices
+MIN_PACKETS = 2**16  # that any file may list; more only if it has as many bytes
+MAX_PIXELS = 2**26  # of a frame
+COMPLETE = 0.9  # of the frames in the header; the last frames of AVI files are often missing
+
+
+@dataclass(frozen=True)
+class FrameIndex:
+    """The frames of a file in display order."""
+
+    times: np.ndarray  # [n] int64, in ticks; of counted frames their numbers
+    keys: (
+        np.ndarray
+    )  # [k] int64: numbers of the frames at which decoding can start; the first is 0, the start of the file
+    tick: float  # seconds
+    stated: int  # frames in the header of the file; 0: unknown
+    counted: bool  # frames are identified by counting from the start, not by their times
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def nbytes(self) -> int:
+        return self.times.nbytes + self.keys.nbytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True if there are nearly as many frames as the header states."""
+        return len(self) + 1 >= COMPLETE * self.stated
+
+    @property
+    def is_variable(self) -> bool:
+        """Return True if frames are not shown at equal intervals, to within half of one."""
+        return not self.counted and not np.array_equal(self.find_frames(np.arange(len(self))), np.arange(len(self)))
+
+    def find_key(self, number: int) -> int:
+        """Return the last entry of `keys` that is not after a frame."""
+        return int(np.searchsorted(self.keys, number, side="right")) - 1
+
+    def find_frames(self, positions: np.ndarray) -> np.ndarray:
+        """Return the frames shown at positions of equal duration from the first frame to the last."""
+        if self.counted or len(self) < 3:
+            return positions
+        first, last = int(self.times[0]), int(self.times[-1])
+        shown = first + np.asarray(positions) * ((last - first) / (len(self) - 1))
+        middles = (self.times[:-1] + self.times[1:]) / 2
+        return np.searchsorted(middles, shown, side="left").astype(np.int64)
+
+
+_kept: OrderedDict[tuple[Any, ...], FrameIndex] = OrderedDict()
+
+
+def keep_index(key: tuple[Any, ...], index: FrameIndex) -> None:
+    """Keep an index for the next time its file is read, and drop the oldest ones beyond KEPT_BYTES."""
+    _kept[key] = index
+    while len(_kept) > 1 and sum(each.nbytes for each in list(_kept.values())) > KEPT_BYTES:
+        _kept.popitem(last=False)
+
+
+def find_index(key: tuple[Any, ...]) -> FrameIndex | None:
+    """Return the index that was kept for a file."""
+    return _kept.get(key)
+
+
+Packet = tuple[int | None, int | None, bool]  # display time, decoding time, key flag
+
+
+def read_packets(container: Any, stream: Any, n_bytes: int) -> list[Packet]:
+    """Return the packets with a frame, up to where the file ends or is damaged."""
+    packets: list[Packet] = []
+    hides_frames = (
+        stream.codec_context.name == "vp8"
+    )  # frames that are referred to and not shown have packets of their own
+    limit, count = max(MIN_PACKETS, n_bytes), 0
+    try:
+        for packet in container.demux(stream):
+            count += 1
+            if count > limit:
+                raise ValueError(f"lists more than {limit:,} frames in {n_bytes:,} bytes")
+            if not packet.size or packet.is_discard or (hides_frames and not bytes(packet)[0] & 0x10):
+                continue
+            packets.append((packet.pts, packet.dts, packet.is_keyframe))
+    except import_av().error.FFmpegError:
+        return packets
+    return packets
+
+
+def build_index(packets: list[Packet], container: Any, stream: Any) -> FrameIndex | None:
+    """Return the index of a file by the times of its packets; None if they are not those at which frames are shown."""
+    times = [pts for pts, _, _ in packets if pts is not None]
+    if len(times) < len(packets) or len(set(times)) < len(times):
+        return None
+    if "avi" in container.format.name and any(pts != dts for pts, dts, _ in packets):
+        return None  # derived from decoding times
+    ordered = np.sort(np.array(times, dtype=np.int64))
+    starts = [pts for pts, _, is_key in packets if is_key and pts is not None]
+    keys = np.unique([0, *np.searchsorted(ordered, starts).tolist()])
+    return FrameIndex(ordered, keys, float(stream.time_base or 0), max(0, stream.frames), counted=False)
+
+
+def count_index(frames: Iterator[Any], stream: Any) -> FrameIndex:
+    """Return the index of a file by decoding all frames once."""
+    start = np.zeros(1, dtype=np.int64)
+    count = sum(1 for _ in frames)
+    rate = float(stream.average_rate or stream.guessed_rate or 0)
+    tick = 1 / rate if rate > 0 else 0.0
+    return FrameIndex(np.arange(count), start, tick, max(0, stream.frames), counted=True)
