@@ -49,7 +49,8 @@ def test_model_file_gives_the_image_tower_to_load(path) -> None:
 def test_both_towers_change_their_image_size(path) -> None:
     model = vitrail.load_towers(path, image_size=48)
     assert model.preprocessing.size == (48, 48)
-    assert model(torch.randn(1, 3, 48, 48), model.tokenizer(TEXTS)).shape == (1, 2)
+    for resized in (model, make_towers().resize((48, 48))):
+        assert resized(torch.randn(1, 3, 48, 48), resized.tokenizer(TEXTS)).shape == (1, 2)
 
 
 def test_every_changed_byte_of_the_tokeniser_is_noticed(path) -> None:

@@ -25,7 +25,7 @@ from vitrail.checkpoints.io.safetensors import SafetensorsFile
 from vitrail.checkpoints.io.source import TensorFile
 from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
-from vitrail.data.tokenizer import JSON_FILE, VOCABULARY_FILE, Tokenizer, read_tokenizer
+from vitrail.data.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import build_from
 from vitrail.models.vit_config import parse_resampling
@@ -240,7 +240,7 @@ def find_tokenizer(source: TensorFile, config: ModelConfig) -> Tokenizer | None:
     folder, text = source.path.parent, config.text_tower
     if source.path.name not in (*WEIGHT_FILES, *INDEX_FILES) or text is None:
         return None
-    if not any((folder / name).is_file() for name in (JSON_FILE, VOCABULARY_FILE)):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES if not name.startswith("tokenizer_config")):
         return None
     settings = get_object(source.settings, "open_clip_config.json", "model_cfg")
     tokenizer = read_tokenizer(

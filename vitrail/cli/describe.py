@@ -65,7 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
     for name in SIZE_OPTIONS:
         slots.add_option(f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
     parser.add_checkpoint_options()
-    parser.add_option("--text-tower", "describe both towers of a model like CLIP, not its image tower alone")
+    parser.add_shared("--text-tower")
     parser.add_option("--header", "do not read the values of a checkpoint: fast")
     resnet = parser.add_group("slots of a ResNet")
     resnet.add_option("--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))

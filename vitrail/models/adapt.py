@@ -85,6 +85,7 @@ def adapt_model(
     keeps_head = config.classes == model.config.classes
     adapted.labels = model.labels if keeps_head else None
     adapted.preprocessing = fit_preprocessing(model.preprocessing, model.config, config)
+    adapted.tokenizer = None if config.text_tower is None else model.tokenizer
     adapted.card = dict(model.card) if keeps_head else remove_calibration(model.card)
     return adapted.train(model.training)
 
