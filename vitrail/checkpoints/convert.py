@@ -342,6 +342,7 @@ def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
     """Return the photograph preprocessed for the model, [1, C, H, W]; for clips moving sideways, [1, C, T, H, W]."""
     config = contract.config
     pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
+    pipeline = replace(pipeline, clip=None)  # of one frame
     if pipeline.channels not in (1, 3, 4):
         pipeline = pipeline.with_channels(3)
     try:

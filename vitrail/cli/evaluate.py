@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # The names of vitrail.evaluation.probes, repeated so that --help does not import PyTorch; a test compares them.
 PROBES = ("knn", "linear", "few-shot")
 NON_PROBE_OPTIONS = ("against", "map", "only_present", "limit", "out", "split", "batch_size", "precision")
-NON_PROBE_OPTIONS += ("runtime", "merge", "classes", "template", "tokenizer")
+NON_PROBE_OPTIONS += ("runtime", "merge", "clips", "crops", "classes", "template", "tokenizer")
 PROBE_OPTIONS = {  # the probes that use each option
     "neighbours": ("knn",),
     "temperature": ("knn",),
@@ -90,6 +90,9 @@ def add_arguments(parser: CommandParser) -> None:
     data.add_shared("--limit N")
     data.add_shared("--task", default="auto")
     data.add_shared("--quarantine FILE")
+    views = parser.add_group("videos", "the logits of all clips and crops of a video are averaged")
+    views.add_option("--clips N", "clips of a video, evenly spaced [1, at its centre]", parse_positive)
+    views.add_option("--crops M", "crops of each clip, along the longer side of the frames [1]", parse_positive)
     compute = parser.add_group("compute")
     compute.add_shared("--size N|HxW", "--device auto|cpu|cuda|mps")
     compute.add_shared("--batch-size N", note="64")
@@ -209,6 +212,8 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
         class_map=options.map,
         only_present=options.only_present,
         size=options.size,
+        clips=options.clips,
+        crops=options.crops,
         assume=parse_assumptions(options) if zero_shot is None else None,
         take=options.take if zero_shot is None else None,
         runtime=options.runtime or "torch",

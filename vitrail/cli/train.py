@@ -32,7 +32,7 @@ from vitrail.cli.text.training import TrainingDisplay, format_outcome
 from vitrail.models.sizes import DECODER_NAMES
 from vitrail.training.recipes import DISTILLATION_METHODS
 
-OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "decoder", "seed", "precision")
+OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "clip", "tune", "decoder", "seed", "precision")
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
 DATA_OPTIONS += ("label_from", "names", "ignore", "targets")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
@@ -81,6 +81,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
     group.add_option("--lr LR", "peak learning rate", float)
     group.add_option("--model NAME", "model for training from scratch: Ti/16, S/16, B/32 …")
     group.add_shared("--size N|HxW", note="the recipe's")
+    group.add_option("--clip FxS", "frames of a clip and step between them, for videos: 16x4 [the recipe's]")
     group.add_shared("--seed N")
     teacher = parser.add_group(teacher_title)
     teacher.add_option("--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name, deit-base")

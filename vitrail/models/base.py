@@ -126,6 +126,11 @@ class ModelConfig:
         """Return whether the family computes patch tokens."""
         return False
 
+    @property
+    def can_drop_patches(self) -> bool:
+        """Return whether the model computes some patches without the others."""
+        return False
+
     def require_tokens(self, purpose: str, clips: bool = False) -> "TokenConfig":
         """Return this configuration if it has patch tokens, of images unless `clips` are allowed; else raise Unsupported."""
         raise refuse(self, purpose)
@@ -234,6 +239,10 @@ class TokenConfig(ModelConfig):
     @property
     def has_tokens(self) -> bool:
         return True
+
+    @property
+    def can_drop_patches(self) -> bool:
+        return not self.block.is_divided
 
     def require_tokens(self, purpose: str, clips: bool = False) -> "TokenConfig":
         if self.frames is not None and not clips:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from vitrail.models.adapt import assemble, with_learned_positions
-from vitrail.models.base import Model, State, TokenConfig, Unsupported
+from vitrail.models.base import Model, ModelConfig, State, TokenConfig, Unsupported
+from vitrail.models.registry import lay_out
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import Divided, PreNorm
 from vitrail.nn.embed import Patches, Tubelets
@@ -57,6 +58,13 @@ def inflate(model: Model, frames: int, tubelet: int = 2, mode: str = "mean", att
     inflated.labels, inflated.card = model.labels, dict(model.card)
     inflated.preprocessing = model.preprocessing
     return inflated.train(model.training)
+
+
+def inflate_config(config: ModelConfig, frames: int) -> ModelConfig:
+    """Return the configuration of a model of images inflated to clips of so many frames."""
+    with torch.device("meta"):
+        model = lay_out(config)
+    return model.inflate(frames).config
 
 
 def inflate_patches(weight: Tensor, config: ViTConfig, tubelet: int, mode: str) -> Tensor:

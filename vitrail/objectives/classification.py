@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.rng import StepRandom
-from vitrail.models.base import Model
+from vitrail.models.base import Model, Unsupported
 from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, require_draw
 from vitrail.objectives.fewer_tokens import TokenMerging, TokenSlot, draw_patches
 from vitrail.utils.json import check_fields
@@ -109,6 +109,8 @@ class Classification(Objective):
         super().check_model(model)
         if self.patch_dropout:
             model.require_tokens("objective.patch_dropout", clips=True)
+            if not model.config.can_drop_patches:
+                raise Unsupported("divided attention needs every patch: set objective.patch_dropout=0")
         if self.tokens is not None:
             self.tokens.check(model)
 
