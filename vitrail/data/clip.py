@@ -33,7 +33,9 @@ class Clip:
             if not 1 <= getattr(self, name) <= limit:
                 raise ValueError(f"clip {name} must be 1 to {limit:,}, got {getattr(self, name)}")
         if self.views > MAX_VIEWS:
-            raise ValueError(f"a video must have at most {MAX_VIEWS} views, got {self.clips} clips × {self.crops} crops")
+            raise ValueError(
+                f"a video must have at most {MAX_VIEWS} views, got {self.clips} clips × {self.crops} crops"
+            )
 
     @property
     def span(self) -> int:
@@ -62,8 +64,12 @@ class Clip:
 
     def describe(self) -> str:
         """Return the clip in words."""
-        step = "every frame" if self.stride == 1 else f"every {self.stride}th frame" if self.stride > 3 else (
-            f"every {'second' if self.stride == 2 else 'third'} frame"
+        step = (
+            "every frame"
+            if self.stride == 1
+            else f"every {self.stride}th frame"
+            if self.stride > 3
+            else (f"every {'second' if self.stride == 2 else 'third'} frame")
         )
         views = f", {self.clips} clips × {self.crops} crops" if self.views > 1 else ""
         return f"{self.frames} frames, {step}{views}"

@@ -7,7 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-from PIL import Image
+
+if TYPE_CHECKING:
+    from vitrail.data.video import Video
 
 if TYPE_CHECKING:
     from vitrail.data.video import Video

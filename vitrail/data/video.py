@@ -7,6 +7,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -70,7 +71,7 @@ class Video(ABC):
             raise ValueError(f"{self.name}: frames of several sizes ({', '.join(sizes)}): resize them one by one")
         return np.stack(frames)[inverse]
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Close the files of the video."""
 
     def __enter__(self) -> "Video":
@@ -141,7 +142,7 @@ def number_key(name: str) -> list[tuple[int, str]]:
 def check_order(numbers: Sequence[int] | np.ndarray) -> list[int]:
     """Return the numbers as a list; raise ValueError if they do not increase."""
     listed = [int(number) for number in numbers]
-    if any(second <= first for first, second in zip(listed, listed[1:], strict=False)) or listed[:1] < [0]:
+    if any(second <= first for first, second in pairwise(listed)) or (listed and listed[0] < 0):
         raise ValueError(f"frame numbers must be >= 0 and increase, got {listed[:8]}")
     return listed
 

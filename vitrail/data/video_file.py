@@ -6,7 +6,7 @@ frames are converted to RGB, turned upright by the display matrix of the file.
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from typing import Any, BinaryIO
@@ -17,7 +17,15 @@ from PIL import Image
 
 from vitrail.data.decode import name_image_errors, orient_pixels
 from vitrail.data.video import VIDEO_FORMATS, Video, VideoEndsError, check_order, import_av
-from vitrail.data.video_index import MAX_PIXELS, FrameIndex, build_index, count_index, find_index, keep_index, read_packets
+from vitrail.data.video_index import (
+    MAX_PIXELS,
+    FrameIndex,
+    build_index,
+    count_index,
+    find_index,
+    keep_index,
+    read_packets,
+)
 
 SEEK_FRAMES = 8  # frames that a seek must save
 FORMATS = ",".join(VIDEO_FORMATS)
@@ -106,9 +114,7 @@ class VideoFile(Video):
         self._n_bytes = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
         try:
-            self._container = av.open(
-                self._file, metadata_errors="replace", options=OPTIONS, buffer_size=BUFFER_BYTES
-            )
+            self._container = av.open(self._file, metadata_errors="replace", options=OPTIONS, buffer_size=BUFFER_BYTES)
             self._stream = choose_stream(self._container)
         except BaseException:
             self.close()
@@ -116,12 +122,12 @@ class VideoFile(Video):
             raise
         return self._container, self._stream
 
-    def _iter_raw(self, wanted: list[int]) -> Iterator[Any]:
+    def _iter_raw(self, wanted: list[int]) -> Generator[Any, None, None]:
         """Yield the decoded frames with these numbers."""
         self._open()
         return self._iter_counted(wanted) if self.index.counted else self._iter_timed(wanted)
 
-    def _iter_counted(self, wanted: list[int]) -> Iterator[Any]:
+    def _iter_counted(self, wanted: list[int]) -> Generator[Any, None, None]:
         """Decode from the start and count."""
         remaining, count = iter(wanted), 0
         target = next(remaining, None)
@@ -134,7 +140,7 @@ class VideoFile(Video):
         if target is not None:
             raise self._end(count)
 
-    def _iter_timed(self, wanted: list[int]) -> Iterator[Any]:
+    def _iter_timed(self, wanted: list[int]) -> Generator[Any, None, None]:
         """Decode from keyframes. In place of a frame that cannot be decoded, the one before it is shown."""
         times, keys = self.index.times, self.index.keys
         wanted_times = {int(times[number]) for number in wanted}
@@ -230,9 +236,7 @@ def convert_frame(frame: Any) -> Image.Image:
 
 def read_orientation(frame: Any) -> int:
     """Return the EXIF orientation that equals the display matrix of a frame, rounded to quarter turns; 1 without one."""
-    import av
-
-    data = frame.side_data.get(av.sidedata.sidedata.Type.DISPLAYMATRIX)
+    data = frame.side_data.get(import_av().sidedata.sidedata.Type.DISPLAYMATRIX)
     if data is None or len(bytes(data)) < 36:
         return 1
     a, b, _, c, d = np.frombuffer(bytes(data), dtype=np.int32)[:5].tolist()  # x' = a x + c y, y' = b x + d y

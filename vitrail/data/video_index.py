@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.video import import_av
+
 KEPT_BYTES = 2**26  # of all indices
 MIN_PACKETS = 2**16  # that any file may list; more only if it has as many bytes
 MAX_PIXELS = 2**26  # of a frame
@@ -22,7 +24,9 @@ class FrameIndex:
     """The frames of a file in display order."""
 
     times: np.ndarray  # [n] int64, in ticks; of counted frames their numbers
-    keys: np.ndarray  # [k] int64: numbers of the frames at which decoding can start; the first is 0, the start of the file
+    keys: (
+        np.ndarray
+    )  # [k] int64: numbers of the frames at which decoding can start; the first is 0, the start of the file
     tick: float  # seconds
     stated: int  # frames in the header of the file; 0: unknown
     counted: bool  # frames are identified by counting from the start, not by their times
@@ -78,10 +82,10 @@ Packet = tuple[int | None, int | None, bool]  # display time, decoding time, key
 
 def read_packets(container: Any, stream: Any, n_bytes: int) -> list[Packet]:
     """Return the packets with a frame, up to where the file ends or is damaged."""
-    import av
-
     packets: list[Packet] = []
-    hides_frames = stream.codec_context.name == "vp8"  # frames that are referred to and not shown have packets of their own
+    hides_frames = (
+        stream.codec_context.name == "vp8"
+    )  # frames that are referred to and not shown have packets of their own
     limit, count = max(MIN_PACKETS, n_bytes), 0
     try:
         for packet in container.demux(stream):
@@ -91,7 +95,7 @@ def read_packets(container: Any, stream: Any, n_bytes: int) -> list[Packet]:
             if not packet.size or packet.is_discard or (hides_frames and not bytes(packet)[0] & 0x10):
                 continue
             packets.append((packet.pts, packet.dts, packet.is_keyframe))
-    except av.error.FFmpegError:
+    except import_av().error.FFmpegError:
         return packets
     return packets
 

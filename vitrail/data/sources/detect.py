@@ -18,6 +18,7 @@ from vitrail.data.sources import (
     layouts,
     manifest,
     mask_folders,
+    moving_digits,
     objects,
     parquet,
     tables,
@@ -196,7 +197,8 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
     if source.startswith(objects.PREFIX):
         raise objects.refuse_name(source)
     prefixes = (layouts.CLASSES_PREFIX, layouts.FRAMES_PREFIX, mask_folders.MASKS_PREFIX)
-    named = source in downloads.DATASET_NAMES or path.startswith(prefixes) or vtab.parse_source(path)
+    known = source in downloads.DATASET_NAMES or moving_digits.parse_count(source)
+    named = known or path.startswith(prefixes) or vtab.parse_source(path)
     if options.targets and named:
         raise refuse_targets(source)
     for prefix in (layouts.CLASSES_PREFIX, layouts.FRAMES_PREFIX):
@@ -211,6 +213,8 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         return vtab.read_vtab(vtab_source[0], os.path.expanduser(vtab_source[1]), options)
     if source == downloads.BUILTIN:
         return read_digits(source, options)
+    if count := moving_digits.parse_count(source):
+        return moving_digits.read_moving_digits(source, count, options)
     if source in downloads.PUBLISHED_DATASETS:
         return detect_dataset(downloads.ensure_downloaded(source, options.progress), options)
     if is_pattern(path):

@@ -20,7 +20,7 @@ MAX_ATTEMPTS = 5  # without progress, after data has arrived; 2 if none ever did
 RETRY_PAUSE_SECONDS = 1.0  # before the second attempt; doubled for each one after it
 TIMEOUT_SECONDS = 30.0  # without data
 BLOCK_BYTES = 2**18
-BUILTIN = "digits"
+BUILTIN, GENERATED = "digits", "moving-digits"
 SYSTEM_DIRECTORY = Path("/usr/share/datasets")  # used by Debian's packages
 
 
@@ -153,7 +153,7 @@ PUBLISHED_DATASETS = {
         ("cifar-100-binary", "cifar-100-binary.tar.gz"),
     ),
 }
-DATASET_NAMES = (BUILTIN, *PUBLISHED_DATASETS)
+DATASET_NAMES = (BUILTIN, GENERATED, *PUBLISHED_DATASETS)
 
 
 def data_directory() -> Path:

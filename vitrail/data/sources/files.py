@@ -11,7 +11,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from vitrail.data.dataset import SPLITS, Dataset, Images, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image

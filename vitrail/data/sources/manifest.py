@@ -19,7 +19,18 @@ from vitrail.data.sources.masks import SKIP_NO_MASK, EncodedMasks, build_mask_da
 from vitrail.data.sources.numbers import NumberRows, build_number_dataset, find_target_columns, looks_numeric
 
 Label = str | tuple[str, ...]
-PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "file_path", "image_path", "video", "video_path")
+PATH_COLUMNS = (
+    "path",
+    "image",
+    "file",
+    "filename",
+    "file_name",
+    "filepath",
+    "file_path",
+    "image_path",
+    "video",
+    "video_path",
+)
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
 MASK_COLUMNS = ("mask", "masks", "mask_path", "mask_file", "label_path", "segmentation", "segmentation_path")
 SPLIT_COLUMNS = ("split", "subset", "set", "fold")

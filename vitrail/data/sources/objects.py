@@ -331,7 +331,9 @@ class SampleList:
             return store
         is_files = len(store) > 0 and all(isinstance(value, str | os.PathLike) for value in store)
         paths = [os.path.expanduser(os.fspath(value)) for value in store] if is_files else []
-        return FileStore.from_paths(paths, find_media(label, paths)) if is_files else store_values(store, label, options)
+        return (
+            FileStore.from_paths(paths, find_media(label, paths)) if is_files else store_values(store, label, options)
+        )
 
     def build_masks(self, masks: MaskSummary, kind: str, label: str, options: parts.ReadOptions) -> Dataset:
         """Return the dataset of images with masks."""

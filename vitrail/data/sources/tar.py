@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
 
 from vitrail.data.dataset import Dataset, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image
@@ -33,6 +32,7 @@ from vitrail.data.sources.masks import (
     describe_skipped,
     find_classes,
 )
+from vitrail.data.video import VIDEO_SUFFIXES, import_av
 
 from vitrail.data.video import VIDEO_SUFFIXES, import_av
 
@@ -51,6 +51,7 @@ class TarStore:
 
     def __init__(self, shards: Sequence[str]) -> None:
         self.shards = shards
+        self.media: Media = "image"
         self.shard, self.offset, self.size = array("i"), array("q"), array("q")  # [n] each
         self.names, self.ends = bytearray(), array("q")
 
@@ -107,7 +108,8 @@ class FileWindow(io.RawIOBase):
 
     def __init__(self, path: str, offset: int, size: int) -> None:
         super().__init__()
-        self._file, self._offset, self._size, self._position = open(path, "rb", buffering=0), offset, size, 0
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._offset, self._size, self._position = offset, size, 0
 
     def readable(self) -> bool:
         return True
@@ -200,9 +202,9 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
                 masks.add(number, *sample.mask)
         if options.progress:
             options.progress("listing shards", number + 1, len(shards))
-    images.media = next(iter(names), "image")
-    if images.media == "video":
+    if "video" in names:
         import_av()
+        images.media = "video"
     shard_splits = [split_from_path(shard) for shard in shards]
     parts = [shard_splits[number] for number in images.shard]
     if set(shared) == {NO_LABEL} and len(masks):

@@ -81,7 +81,7 @@ class TrainPipeline:
         return [(i + 1, s) for i, s in enumerate(self.steps) if not isinstance(s, (*CROP_TYPES, UserTransform))]
 
     def __call__(self, image: Image.Image | Video, rng: SampleRandom, mask: np.ndarray | None = None) -> Tensor:
-        """Convert an image to uint8 [C, H, W], one with the mask of the upright image to [C + 1, H, W], a video to [C, T, H, W]."""
+        """Convert an image to uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W]; a video to [C, T, H, W]."""
         return self.augment_image(self.crop_opened(image, mask, rng), rng)
 
     def crop_opened(self, image: Image.Image | Video, mask: np.ndarray | None, rng: SampleRandom) -> Tensor:
