@@ -11,9 +11,6 @@ import numpy as np
 if TYPE_CHECKING:
     from vitrail.data.video import Video
 
-if TYPE_CHECKING:
-    from vitrail.data.video import Video
-
 SPLITS = ("train", "validation", "test")
 TargetKind = Literal["single", "multi", "masks", "numbers"]  # one class per image, several, one per pixel, or numbers
 Media = Literal["image", "video"]  # what the items of a store are

@@ -34,8 +34,6 @@ from vitrail.data.sources.masks import (
 )
 from vitrail.data.video import VIDEO_SUFFIXES, import_av
 
-from vitrail.data.video import VIDEO_SUFFIXES, import_av
-
 NO_LABEL = ""
 CLASS_FILE_NAMES = ("classes.txt", "labels.txt", "classnames.txt")
 LABEL_KEYS = ("label", "labels", "class", "cls", "target", "category", "class_name")
@@ -46,8 +44,6 @@ MASK_KINDS = ("mask", "seg", "segmentation", "label", "labels", "gt", "annotatio
 
 class TarStore:
     """A growing store of members of tar files: offsets and sizes in arrays, names in one byte string."""
-
-    media: Media = "image"
 
     def __init__(self, shards: Sequence[str]) -> None:
         self.shards = shards
