@@ -30,6 +30,7 @@ from vitrail.data.sources.files import (
     is_media_name,
     printable_path,
 )
+from vitrail.data.sources.layouts import FRAMES_PREFIX
 from vitrail.data.video import VIDEO_SUFFIXES, Video, import_av, is_video_name, to_video
 from vitrail.utils.progress import ProgressCallback
 
@@ -226,7 +227,7 @@ def open_input(
     """Return the images or videos of a path that is neither the file of an image nor of a video."""
     if os.path.isdir(path):
         return open_folder(path, notes, progress, ask_media)
-    if not os.path.exists(path) and given in downloads.DATASET_NAMES:
+    if not os.path.exists(path) and (given in downloads.DATASET_NAMES or given.startswith(FRAMES_PREFIX)):
         return open_dataset(given, progress)
     if not os.path.exists(path):
         remedy = "give files, folders, patterns or lists of images"
