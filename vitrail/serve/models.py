@@ -196,7 +196,7 @@ def copy_sharing_weights(vit: TokenModel) -> TokenModel:
 
 def check_runs(where: str, runtime: Runtime, preprocessing: Preprocessing) -> None:
     """Run a model once on a grey image; raise ValueError if its output is invalid."""
-    grey = np.full((1, preprocessing.channels, *preprocessing.size), 128, np.uint8)
+    grey = np.full((1, *preprocessing.shape), 128, np.uint8)
     output = runtime(grey)
     if output.ndim not in (2, 3, 4) or len(output) != 1 or not np.isfinite(output).all():
         raise ValueError(f"{where} has an empty or non-finite output for a grey image: check the model")
