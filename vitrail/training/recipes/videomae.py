@@ -11,6 +11,7 @@ Expected: not measured.
 
 from dataclasses import replace
 
+from vitrail.data.clip import Clip
 from vitrail.models.base import TokenConfig
 from vitrail.models.mae_decoder import Decoder
 from vitrail.models.registry import configure_tokens
@@ -24,6 +25,8 @@ from vitrail.training.recipes.common import crop_and_flip, plan_pretraining
 def recipe(facts: Facts, data: Data) -> Recipe:
     model = configure_clip_encoder(facts)
     plan, _ = plan_pretraining(facts, model, batch=64, small=200_000, photos=100_000)
+    if plan["preprocessing"].clip is None:
+        plan["preprocessing"] = replace(plan["preprocessing"], clip=Clip(model.frames or 16))
     base = 1.5e-3 if model.size.width < 384 else 1.5e-4  # the second is published, for B
     lr = facts.choose("lr", base * plan["batch_size"] / 256, f"{base:g} for a batch of 256 and this width")
     return Recipe(
