@@ -24,6 +24,7 @@ from vitrail.checkpoints.io import INDEX_FILES, WEIGHT_FILES, open_checkpoint
 from vitrail.checkpoints.io.safetensors import SafetensorsFile
 from vitrail.checkpoints.io.source import TensorFile
 from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
+from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
 from vitrail.data.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
 from vitrail.models.base import ModelConfig
@@ -301,6 +302,9 @@ def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[st
     # If the pipeline's size is another one than the model's, positions are resampled to it, as the original code does.
     if pipeline.size[0] % stride or pipeline.size[1] % stride:
         pipeline, why = pipeline.with_size(size), f"{why}, for the image size {size[0]}×{size[1]}"
+    if config.frames is not None and pipeline.clip is None:  # settings of processors have none
+        default = form.default_preprocessing(config, source.path.stem)[0].clip
+        pipeline = replace(pipeline, clip=default or Clip(config.frames))
     if config.channels != pipeline.channels:
         pipeline, why = pipeline.with_channels(config.channels), f"{why}, for {config.channels} channels"
     changes: dict[str, Any] = {name: assume[name] for name in ("mean", "std", "fit", "interpolation") if name in assume}
