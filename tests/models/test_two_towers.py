@@ -85,6 +85,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         replace(configure_two_towers(text=TEXT, **IMAGE), image=vitrail.configure("Ti/16"))
     with pytest.raises(ValueError, match=r"T at most 8, got \[1, 9\]: cut them"):
         build().encode_texts(torch.zeros(1, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match="token ids must be 0 to 49, got 3 to 50: use the tokeniser of this model"):
+        build().encode_texts(torch.tensor([[3, 50]]))
     config = configure_two_towers(text=TEXT, **IMAGE)
     with pytest.raises(ValueError, match="has no text tower of its own"):
         replace(config, image=config)
