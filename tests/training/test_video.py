@@ -213,6 +213,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
         (300, 60.0, Clip(16, 8)),
         (300, None, Clip(16, 4)),
         (40, 30.0, Clip(16, 2)),
+        (33, 8.0, Clip(16, 2)),
         (5, 8.0, Clip(16, 1)),
     ],
 )

@@ -8,6 +8,7 @@ from vitrail.models.inflate import inflate_config
 from vitrail.training.recipe import Facts
 
 STRIDE_SECONDS = 4 / 30  # between the frames of a clip: every fourth of 30 per second, as published
+SHORT_VIDEO = 64  # frames up to which a clip is spread over the whole video
 INFLATED_FRAMES = 8  # of a clip for a model that has seen images only, as in TimeSformer
 
 
@@ -18,10 +19,10 @@ def choose_clip(facts: Facts, default: Clip, why: str) -> Clip:
 
 
 def fit_clip(facts: Facts, frames: int) -> Clip:
-    """Return a clip of so many frames whose stride is the published one in time, or less so that a video is long enough."""
-    stride = max(1, round(STRIDE_SECONDS * (facts.rate or 30.0)))
-    longest = (facts.frames - 1) // max(1, frames - 1) if facts.frames else stride
-    return Clip(frames, max(1, min(stride, longest)))
+    """Return a clip of so many frames: as long as the videos if these are short, else with the published stride in time."""
+    stride, length = max(1, round(STRIDE_SECONDS * (facts.rate or 30.0))), facts.frames or frames
+    longest = max(1, (length - 1) // max(1, frames - 1))
+    return Clip(frames, longest if length <= SHORT_VIDEO else min(stride, longest))
 
 
 def describe_videos(facts: Facts) -> str:

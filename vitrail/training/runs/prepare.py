@@ -16,6 +16,7 @@ from vitrail.data.audit import (
     read_quarantine,
     summarise_numbers,
 )
+from vitrail.data.clip import Clip
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
@@ -196,7 +197,8 @@ def audit_and_split(
     """Return the audited dataset without bad images, every split matched to the labels of the training split."""
     if "train" not in dataset.splits:
         raise ValueError(f"{data.where} has no training split: it has {', '.join(dataset.splits)}")
-    checked = audit_dataset(dataset, cache=cache, progress=progress)
+    # No video is too short here: the recipe chooses a clip that fits the lengths.
+    checked = audit_dataset(dataset, cache=cache, progress=progress, clip=Clip(1, 1))
     clean = checked.clean_dataset()
     usable = sum(map(len, clean.splits.values()))
     if data.task == "none" and usable < MIN_UNLABELLED:
