@@ -33,6 +33,7 @@ from vitrail.utils.text import format_image_count, format_table
 
 if TYPE_CHECKING:
     from vitrail.data.audit import Audit, Finding
+    from vitrail.data.clip import Clip
     from vitrail.data.dataset import Images
 
 COLOURS = {"error": "\033[1;31m", "warning": "\033[33m", "note": "\033[36m"}
@@ -62,6 +63,16 @@ def parse_ratio(text: str) -> float:
     return value
 
 
+def parse_clip_option(text: str) -> "Clip":
+    """Return the clip of a text such as 16x4."""
+    from vitrail.data.clip import parse_clip
+
+    try:
+        return parse_clip(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail check`."""
     parser.add_shared(
@@ -74,6 +85,8 @@ def add_arguments(parser: CommandParser) -> None:
     near = "bits of 128 that may differ between near-duplicates [12]; none compares bytes only"
     parser.add_option("--near BITS", near, parse_bits, default=12)
     parser.add_option("--tiny N", "smallest accepted side in pixels [8]", parse_count, default=8)
+    clip = "clip of the model that videos are for: frames and stride; shorter videos are reported [16x4]"
+    parser.add_option("--clip TxS", clip, parse_clip_option)
     parser.add_option("--imbalance X", "ratio of class sizes that is reported [10]", parse_ratio, default=10.0)
 
 
@@ -92,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
         near=options.near,
         tiny=options.tiny,
         imbalance=options.imbalance,
+        clip=options.clip,
         cache=not options.no_cache,
         workers=options.workers,
         progress=count_progress(),
@@ -109,26 +123,27 @@ def run(options: argparse.Namespace) -> int:
 
 def format_audit(audit: "Audit", examples: int, preview: Sequence[str] = ()) -> list[str]:
     """Return the splits and the preview of labels, then each kind of finding with its count, examples and remedy."""
-    from vitrail.data.audit import FINDING_KINDS
+    from vitrail.data.audit import describe_kind
 
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     lines = [
         *format_splits(audit),
         *format_pixels(audit),
         *format_numbers(audit),
+        *format_videos(audit),
         *map(escape_unprintable, audit.dataset.notes),
     ]
     lines += [INDENT + escape_unprintable(line) for line in preview]
     for kind in audit.counts:  # most severe first
-        findings = audit.select_findings([kind])
+        findings, description = audit.select_findings([kind]), describe_kind(kind, audit.media)
         severity = findings[0].severity
         severity = colourise(severity, severity) + " " * (8 - len(severity))
-        lines += ["", f"{severity}{len(findings):>7,}  {colourise('bold', kind)}: {FINDING_KINDS[kind].title}"]
+        lines += ["", f"{severity}{len(findings):>7,}  {colourise('bold', kind)}: {description.title}"]
         for finding in findings[:examples]:
             lines += format_example(finding, audit.dataset.source, width)
         if len(findings) > examples > 0:
             lines.append(colourise("dim", f"{INDENT}… and {len(findings) - examples:,} more"))
-        lines.append(f"{INDENT}→ {FINDING_KINDS[kind].remedy}")
+        lines.append(f"{INDENT}→ {description.remedy}")
     return [*lines, "", format_verdict(audit)]
 
 
@@ -136,13 +151,15 @@ def format_splits(audit: "Audit") -> list[str]:
     """Return the splits as a table."""
     splits = audit.dataset.splits
     n_classes = len({name for split in splits.values() for name in split.classes})
-    images = format_image_count(sum(map(len, splits.values())))
+    images = format_image_count(sum(map(len, splits.values()))).replace("image", audit.media)
     kinds = f"{n_classes:,} class{'es' * (n_classes != 1)}"
     kinds = f"{n_classes:,} target{'s' * (n_classes != 1)}" if audit.numbers else kinds
     heading = f"{escape_unprintable(audit.dataset.source)}: {images}, {kinds}"
     if audit.numbers:
         return [colourise("bold", heading), ""]
-    rows = [("split", "images", "classes", *(() if audit.mask_counts else ("smallest class", "largest class")))]
+    rows = [
+        ("split", f"{audit.media}s", "classes", *(() if audit.mask_counts else ("smallest class", "largest class")))
+    ]
     for name, split in splits.items():
         ends = () if name in audit.mask_counts else describe_class_range(split)
         rows.append((name, f"{len(split):,}", f"{len(split.classes):,}", *ends))
@@ -178,6 +195,17 @@ def format_numbers(audit: "Audit") -> list[str]:
                 values = (f"{value:.6g}" for value in (each.smallest, each.largest, each.mean, each.std))
                 rows.append((escape_unprintable(name)[:40], split, count, *values))
     return [*format_table(rows, right=tuple(range(2, 7)), rules=(1,)), ""]
+
+
+def format_videos(audit: "Audit") -> list[str]:
+    """Return a table of the lengths, frame rates and sizes of the videos: smallest, median and largest of each split."""
+    if not audit.videos:
+        return []
+    rows: list[tuple[str, ...]] = [("split", "frames", "seconds", "frames/s", "width", "height")]
+    for name, each in audit.videos.items():
+        columns = (each.frames, each.seconds, each.rates, each.widths, each.heights)
+        rows.append((name, *(" · ".join(f"{value:.4g}" for value in column) for column in columns)))
+    return ["", *format_table(rows, right=(1, 2, 3, 4, 5), rules=(1,)), "smallest · median · largest", ""]
 
 
 def describe_class_range(images: "Images") -> tuple[str, str]:

@@ -46,6 +46,8 @@ class Video(ABC):
 
     name: str  # in messages
     rate: float | None = None  # frames per second, if known
+    is_variable: bool = False  # True if frames are not shown at equal intervals
+    is_turned: bool = False  # True if frames are stored turned
     stated: int = 0  # frames that the header of a file lists, if the file ends long before them
 
     @abstractmethod
@@ -104,6 +106,11 @@ def read_clip(
             count = error.frames
         else:
             return torch.stack([made[row] for row in inverse.tolist()], -3)
+
+
+def first_frame(image: Image.Image | Video) -> Image.Image:
+    """Return an opened image, or the first frame of an opened video."""
+    return next(image.iter_frames([0])) if isinstance(image, Video) else image
 
 
 class FrameFolder(Video):

@@ -60,6 +60,7 @@ class VideoFile(Video):
         if not len(self.index):
             self.close()
             raise OSError(f"{name}: has no frames")
+        self.is_variable = self.index.is_variable
         if not self.index.is_complete:
             self.stated = self.index.stated
 
@@ -80,7 +81,9 @@ class VideoFile(Video):
             raise self._end(len(self))
         with name_video_errors(self.name), closing(self._iter_raw(wanted)) as frames:
             for frame in frames:
-                yield convert_frame(frame)
+                orientation = read_orientation(frame)
+                self.is_turned = orientation > 1
+                yield convert_frame(frame, orientation)
 
     def close(self) -> None:
         if self._container is not None:
@@ -222,13 +225,12 @@ def choose_stream(container: Any) -> Any:
     return stream
 
 
-def convert_frame(frame: Any) -> Image.Image:
+def convert_frame(frame: Any, orientation: int) -> Image.Image:
     """Return a decoded frame as an upright RGB image."""
     kind = import_av().video.reformatter.Interpolation
     exact = kind.BILINEAR | kind.ACCURATE_RND | kind.BITEXACT  # the same pixels on every processor
     # One thread: a pool of threads, freed in a forked process, would be waited for in vain.
     pixels = frame.reformat(format="rgb24", interpolation=exact, threads=1).to_ndarray()
-    orientation = read_orientation(frame)
     if orientation > 1:
         pixels = orient_pixels(torch.from_numpy(pixels).permute(2, 0, 1), orientation).permute(1, 2, 0).numpy()
     return Image.fromarray(np.ascontiguousarray(pixels))

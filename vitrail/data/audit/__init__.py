@@ -19,16 +19,18 @@ import numpy as np
 
 from vitrail.data.audit import findings as checks
 from vitrail.data.audit.duplicates import MAX_HASH_DISTANCE, find_repeats
-from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding
+from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding, describe_kind
 from vitrail.data.audit.masks import MaskCounts, find_absent_classes, find_mask_problems, join_digests, scan_masks
 from vitrail.data.audit.numbers import NumberSummary, find_number_problems, summarise_numbers
 from vitrail.data.audit.scan import scan_dataset
-from vitrail.data.dataset import Dataset
+from vitrail.data.audit.video import VideoSummary, find_video_problems, summarise_videos
+from vitrail.data.clip import Clip
+from vitrail.data.dataset import Dataset, Media
 from vitrail.data.sources import load_dataset
 from vitrail.utils.progress import ProgressCallback
 
 __all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
-__all__ += ["MaskCounts", "check"]
+__all__ += ["MaskCounts", "VideoSummary", "check", "describe_kind"]
 __all__ += ["NumberSummary", "exclude_images", "format_quarantine", "read_quarantine", "summarise_numbers"]
 
 
@@ -42,9 +44,15 @@ class Audit:
         default_factory=dict
     )  # pixels of the classes of each split with masks
     numbers: Mapping[str, Mapping[str, NumberSummary]] = field(default_factory=dict)  # by split and target
+    videos: Mapping[str, VideoSummary] = field(default_factory=dict)  # lengths, rates and sizes, by split
     mask_digests: Mapping[int, np.ndarray] = field(
         default_factory=dict, compare=False
     )  # by the id of a mask store: uint64 [items, 2]
+
+    @property
+    def media(self) -> Media:
+        """Return what the items of the dataset are: images or videos."""
+        return "video" if any(images.media == "video" for images in self.dataset.splits.values()) else "image"
 
     @property
     def is_ok(self) -> bool:
@@ -81,7 +89,9 @@ class Audit:
             if findings := self.select_findings([kind]):
                 first = findings[0]
                 more = f" and {len(findings) - 1:,} more" if len(findings) > 1 else ""
-                lines.append(f"{first.severity}: {FINDING_KINDS[kind].title}: {first.path} ({first.detail}){more}")
+                lines.append(
+                    f"{first.severity}: {describe_kind(kind, self.media).title}: {first.path} ({first.detail}){more}"
+                )
         return lines
 
     def __str__(self) -> str:
@@ -96,6 +106,7 @@ class Audit:
         counts = {
             name: {"images": len(images), "classes": images.class_counts}
             | (self.mask_counts[name].to_dict() if name in self.mask_counts else {})
+            | ({"videos": self.videos[name].to_dict()} if name in self.videos else {})
             | ({"targets": {key: value.to_dict() for key, value in self.numbers[name].items()}} if self.numbers else {})
             for name, images in splits.items()
         }
@@ -120,12 +131,14 @@ def audit_dataset(
     max_hash_distance: int | None = MAX_HASH_DISTANCE,
     min_side: int = checks.MIN_SIDE,
     max_imbalance: float = checks.MAX_IMBALANCE,
+    clip: Clip | None = None,
 ) -> Audit:
     """Read every image completely and compare all images with each other.
 
     `workers` is the number of processes (default: all cores; 0: this process only). `max_hash_distance` is the number of
     bits of 128 that may differ between near duplicates; None compares bytes only. Arrays in memory are checked for labels and
-    copies only.
+    copies only. Of a video, all bytes are read and the beginning, the middle and the end are decoded; those with fewer frames
+    than `clip` spans (default: 16 frames, every 4th) are reported.
     """
     scans = scan_dataset(dataset, cache, workers, progress)
     mask_scans = scan_masks(scans, cache, workers, progress)
@@ -133,6 +146,7 @@ def audit_dataset(
     findings = [Finding(checks.classify_skipped(reason), path, reason) for path, reason in dataset.skipped]
     for split, scan in scans.items():
         findings += checks.find_image_problems(split, scan, min_side)
+        findings += find_video_problems(split, scan, min_side, clip or Clip())
     for split, scan in mask_scans.items():
         findings += find_mask_problems(split, scan)
     findings += [*find_absent_classes(mask_counts), *find_number_problems(dataset, scans)]
@@ -141,7 +155,9 @@ def audit_dataset(
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
     findings.sort(key=lambda finding: (checks.SEVERITIES.index(finding.severity), order[finding.kind]))
     numbers = numbers if any(numbers.values()) else {}
-    return Audit(dataset, tuple(findings), mask_counts, numbers, join_digests(mask_scans.values()))
+    summaries = {split: summarise_videos(scan) for split, scan in scans.items()}
+    videos = {split: summary for split, summary in summaries.items() if summary}
+    return Audit(dataset, tuple(findings), mask_counts, numbers, videos, join_digests(mask_scans.values()))
 
 
 def check(
@@ -155,6 +171,7 @@ def check(
     near: int | None = MAX_HASH_DISTANCE,
     tiny: int = checks.MIN_SIDE,
     imbalance: float = checks.MAX_IMBALANCE,
+    clip: Clip | None = None,
     cache: bool = True,
     workers: int | None = None,
     progress: ProgressCallback | None = None,
@@ -164,7 +181,7 @@ def check(
     `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from`, `names`, `ignore` and
     `targets` are those of `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None:
     identical bytes only), `tiny` the smallest side in pixels, `imbalance` the ratio of class sizes, above which they are
-    reported. `workers` is the number of processes (default: all cores).
+    reported. `clip` is the clip of the model that videos are for. `workers` is the number of processes (default: all cores).
     """
     labels = {"label_from": label_from, "names": names, "ignore": ignore, "targets": targets}
     dataset = load_dataset(data, fractions=fractions, progress=progress, **labels)
@@ -176,6 +193,7 @@ def check(
         max_hash_distance=near,
         min_side=tiny,
         max_imbalance=imbalance,
+        clip=clip,
     )
 
 

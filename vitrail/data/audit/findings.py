@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitrail.data.audit.image import ImageInspection
 from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
-from vitrail.data.dataset import Dataset
+from vitrail.data.dataset import Dataset, Media
 from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, SKIP_UNREADABLE, is_ignored_name
 from vitrail.data.sources.masks import SKIP_AMBIGUOUS, SKIP_NO_IMAGE, SKIP_NO_MASK
 from vitrail.data.sources.numbers import SKIP_NO_NUMBER
@@ -60,6 +60,8 @@ FINDING_KINDS = {
         "warning", "similar images with different labels", "compare them: one label may be wrong"
     ),
     "duplicate": Kind("warning", "identical images in one split", "keep one: copies count twice"),
+    "video-cut": Kind("warning", "videos that end too early", "download again; clips are taken before the end"),
+    "short-video": Kind("warning", "videos shorter than a clip", "the last frame is repeated; or use a shorter clip"),
     "large": Kind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
     "tiny": Kind("warning", "very small images", "delete thumbnails and tracking pixels"),
     "class-case": Kind("warning", "classes whose names differ in case only", "merge them, or rename one"),
@@ -80,6 +82,8 @@ FINDING_KINDS = {
     "mask-turned": Kind("note", "masks rotated with their image", "harmless: rotated by the image's EXIF orientation"),
     "mode": Kind("note", "unusual pixel formats", "harmless: converted when read"),
     "turned": Kind("note", "images with an EXIF orientation", "harmless: rotated when read"),
+    "variable-rate": Kind("note", "videos with a variable frame rate", "harmless: frames are chosen by their times"),
+    "video-turned": Kind("note", "videos that are stored turned", "harmless: rotated when read"),
     "animated": Kind("note", "animated or multi-page images", "harmless: the first frame is used"),
     "hidden": Kind("note", "hidden files and tool files", "harmless: ignored"),
     "other-file": Kind("note", "other files", "harmless: ignored"),
@@ -118,16 +122,30 @@ class Finding:
         return {"kind": self.kind, "path": self.path, "detail": self.detail, "severity": self.severity}
 
 
+def describe_kind(kind: str, media: Media = "image") -> Kind:
+    """Return a kind of finding in the words of images or of videos."""
+    if media == "image":
+        return FINDING_KINDS[kind]
+    severity, title, remedy = FINDING_KINDS[kind]
+    return Kind(severity, title.replace("image", "video"), remedy.replace("image", "video"))
+
+
 def find_image_problems(split: str, scan: SplitScan, min_side: int) -> Iterator[Finding]:
     """Yield the findings about single images of a split."""
     images = scan.images
-    if is_in_memory(images.store):
+    if is_in_memory(images.store) or images.media == "video":
         return
     for index, inspection in sorted(scan.notable.items()):
         for kind, detail in _iter_problems(inspection):
             yield Finding(kind, images.name(index), detail, (split, index))
     for index, name in sorted(scan.wrong_suffix.items()):
         yield Finding("wrong-suffix", images.name(index), f"is {name}", (split, index))
+    yield from find_size_problems(split, scan, min_side)
+
+
+def find_size_problems(split: str, scan: SplitScan, min_side: int) -> Iterator[Finding]:
+    """Yield the findings about images or frames that are very small or very large."""
+    images = scan.images
     pixels, limit = scan.sizes.astype(np.int64).prod(1), Image.MAX_IMAGE_PIXELS or np.inf
     for kind, found in {"tiny": scan.sizes.min(1) < min_side, "large": pixels > limit}.items():
         for index in np.flatnonzero(scan.has_thumb & found).tolist():

@@ -110,7 +110,7 @@ def inspect_bytes(data: bytes) -> ImageInspection:
             if truncation := _find_truncation(data, kind):
                 return replace(inspection, problem=truncation[0], detail=truncation[1])
             animated = kind != "JPEG" and bool(getattr(image, "is_animated", False))  # a JPEG may hold a preview
-            return replace(inspection, turned=_has_exif_rotation(image), animated=animated, thumb=_make_thumb(image))
+            return replace(inspection, turned=_has_exif_rotation(image), animated=animated, thumb=make_thumb(image))
     except Image.DecompressionBombError as error:
         return ImageInspection("bomb", _format_bomb_error(error), digest)
     except UnidentifiedImageError:
@@ -176,7 +176,7 @@ def _check_png_chunks(data: bytes) -> tuple[str, str] | None:
     return "truncated", f"ends after {len(data):,} bytes, without an end chunk"
 
 
-def _make_thumb(image: Image.Image) -> bytes:
+def make_thumb(image: Image.Image) -> bytes:
     """Decode the image at the smallest scale of its format and average it to a grey thumbnail."""
     image.draft("L", (4 * THUMB_SIDE, 4 * THUMB_SIDE))  # a JPEG is still read to its end, with less arithmetic
     image.load()

@@ -169,20 +169,27 @@ class SplitScan(FileScan):
         self.thumbs = np.zeros((count, THUMB_SIDE * THUMB_SIDE), dtype=np.uint8)
         self.has_thumb = np.zeros(count, dtype=bool)
         self.sizes = np.zeros((count, 2), dtype=np.int32)  # width, height
+        self.unusable: set[int] = set()
         self.notable: dict[int, ImageInspection] = {}  # images that may give a finding
         self.wrong_suffix: dict[int, str] = {}  # actual format of images with another format's suffix
 
     def cache_key(self, index: int) -> tuple[str, FileStamp | None]:
         return self.images.real_name(index), read_stamp(self.images.store, int(self.images.items[index]))
 
-    def add(self, index: int, inspection: ImageInspection) -> None:
-        if inspection.digest:
-            self.digests[index] = np.frombuffer(inspection.digest, dtype=np.uint64)
+    def add_content(self, index: int, digest: bytes, thumb: bytes, size: tuple[int, int]) -> None:
+        """Add what images are compared by, and the width and height."""
+        if digest:
+            self.digests[index] = np.frombuffer(digest, dtype=np.uint64)
             self.has_digest[index] = True
-        if inspection.thumb:
-            self.thumbs[index] = np.frombuffer(inspection.thumb, dtype=np.uint8)
+        if thumb:
+            self.thumbs[index] = np.frombuffer(thumb, dtype=np.uint8)
             self.has_thumb[index] = True
-        self.sizes[index] = inspection.width, inspection.height
+        self.sizes[index] = size
+
+    def add(self, index: int, inspection: ImageInspection) -> None:
+        self.add_content(index, inspection.digest, inspection.thumb, (inspection.width, inspection.height))
+        if inspection.problem:
+            self.unusable.add(index)
         if inspection.problem or inspection.turned or inspection.animated or inspection.mode not in ("RGB", "L"):
             self.notable[index] = inspection
         if inspection.has_wrong_suffix(self.images.name(index)):
@@ -191,7 +198,7 @@ class SplitScan(FileScan):
     def find_usable(self) -> np.ndarray:
         """Return a mask of the images without a problem, [n]."""
         usable = np.ones(len(self.images), dtype=bool)
-        usable[[index for index, inspection in self.notable.items() if inspection.problem]] = False
+        usable[list(self.unusable)] = False
         usable[list(self.bad_masks)] = False
         return usable
 
@@ -204,9 +211,18 @@ def is_in_memory(store: Store) -> bool:
     return isinstance(getattr(store, "pixels", None), np.ndarray)
 
 
+def is_made(store: Store) -> bool:
+    """Return True if the items are in memory, or made when they are read: neither can be corrupt."""
+    return is_in_memory(store) or getattr(store, "is_generated", False)
+
+
 def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: ProgressCallback | None) -> Scans:
-    """Inspect every image, or take its result from the cache."""
-    scans = {split: SplitScan(images) for split, images in dataset.splits.items()}
+    """Inspect every image or video, or take its result from the cache."""
+    from vitrail.data.audit.video import VideoInspection, VideoScan, inspect_video
+
+    has_videos = any(images.media == "video" for images in dataset.splits.values())
+    make_scan = VideoScan if has_videos else SplitScan
+    scans: Scans = {split: make_scan(images) for split, images in dataset.splits.items()}
     total, done = sum(map(len, dataset.splits.values())), 0
 
     def report(count: int) -> None:
@@ -219,10 +235,13 @@ def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: P
         if is_in_memory(scan.images.store):
             _hash_arrays(scan)
             report(len(scan.images))
-    file_scans = [scan for scan in scans.values() if not is_in_memory(scan.images.store) and len(scan.images)]
+    file_scans = [scan for scan in scans.values() if not is_made(scan.images.store) and len(scan.images)]
     if file_scans:
-        with closing(InspectionCache(cache)) as inspections:
-            scan_files(file_scans, inspections, workers, report, inspect_image)
+        record, prefix, inspect = ImageInspection, "looks_1_", inspect_image
+        if has_videos:
+            record, prefix, inspect = VideoInspection, "videos_1_", inspect_video
+        with closing(InspectionCache(cache, record, prefix)) as inspections:
+            scan_files(file_scans, inspections, workers, report, inspect)
     return scans
 
 

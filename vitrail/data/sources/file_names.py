@@ -9,7 +9,14 @@ import numpy as np
 
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore, FolderWalker, find_media, is_media_name, printable_path
+from vitrail.data.sources.files import (
+    MEDIA_SUFFIXES,
+    FileStore,
+    FolderWalker,
+    find_media,
+    is_media_name,
+    printable_path,
+)
 from vitrail.data.sources.manifest import build_dataset
 
 PREVIEW_SIZE = 10
@@ -49,7 +56,7 @@ def read_file_names(source: str, root: str, files: Sequence[str] | None, options
         regex = re.compile(pattern)
     except re.error as error:
         raise ValueError(f"label_from='{pattern}' is not a regular expression: {error}") from None
-    walk = FolderWalker(progress=options.progress)
+    walk = FolderWalker(progress=options.progress, accepted=MEDIA_SUFFIXES)
     if files is None:
         walk.add_tree(root, set())
         walk.files.media = walk.find_media(source)

@@ -169,7 +169,8 @@ class FolderWalker:
     files: FileStore = field(default_factory=FileStore)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     progress: parts.ProgressCallback | None = None
-    suffixes: set[str] = field(default_factory=set)  # of the images and videos in all folders that were listed
+    accepted: frozenset[str] = IMAGE_SUFFIXES  # of the files to collect; MEDIA_SUFFIXES: of videos too
+    found: set[str] = field(default_factory=set)  # suffixes of the accepted files in all folders that were listed
 
     def skip(self, folder: str, names: Iterable[str], reason: str | None = None) -> None:
         """Record skipped files or folders with the reason."""
@@ -183,11 +184,11 @@ class FolderWalker:
                 name = entry.name
                 if entry.is_dir():
                     (others if is_ignored_name(name) else folders).append(name)
-                else:  # is_media_name, inlined for speed
+                else:
                     suffix = name[name.rfind(".") :].lower()
-                    if name[0] != "." and suffix in MEDIA_SUFFIXES:
+                    if name[0] != "." and suffix in self.accepted:
                         images.append(name)
-                        self.suffixes.add(suffix)
+                        self.found.add(suffix)
                     else:
                         others.append(name)
         return FolderContents(sorted(folders), sorted(images), sorted(others))
@@ -208,7 +209,7 @@ class FolderWalker:
 
     def find_media(self, source: str) -> Media:
         """Return what the files are, images or videos; raise ValueError for both."""
-        if not self.suffixes & VIDEO_SUFFIXES:
+        if not self.found & VIDEO_SUFFIXES:
             return "image"
         return find_media(source, [self.files.path(item) for item in range(len(self.files))])
 
@@ -232,7 +233,7 @@ def read_class_folders(root: str, options: parts.ReadOptions, frames: bool | Non
 
     With `frames`, the folders that have images are videos, and the images their frames; None: if all are named frame_0001.jpg.
     """
-    walker, labelled = FolderWalker(progress=options.progress), options.needs_labels
+    walker, labelled = FolderWalker(progress=options.progress, accepted=MEDIA_SUFFIXES), options.needs_labels
     top = walker.list_folder(root)
     splits = find_split_folders(walker, root, top)
     if splits:

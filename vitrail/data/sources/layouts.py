@@ -19,6 +19,7 @@ from vitrail.data.sources import vtab
 from vitrail.data.sources.file_names import suggest_pattern
 from vitrail.data.sources.files import (
     LAYOUT_HELP,
+    MEDIA_SUFFIXES,
     FolderContents,
     FolderWalker,
     NoClassFoldersError,
@@ -89,7 +90,7 @@ def check_layout(root: str) -> tuple[str, ...]:
     if name := find_published(root):
         masks = f", for masks masks:{root}" if has_images(os.path.join(root, "annotations", "trimaps")) else ""
         refuse(root, f"holds the files of {name}{masks}", f"{name}:{root}")
-    walker = FolderWalker()
+    walker = FolderWalker(accepted=MEDIA_SUFFIXES)
     top = walker.list_folder(root)
     if len(top.folders) > MAX_FOLDERS:
         check_masks(root, top, root)

@@ -52,6 +52,7 @@ class MovingDigits:
     count: int
     digits: np.ndarray = field(repr=False)  # uint8 [n, 8, 8], other ones in each split
     media: Media = "video"
+    is_generated: bool = True
 
     def __len__(self) -> int:
         return self.count

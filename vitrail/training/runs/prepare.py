@@ -20,6 +20,7 @@ from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
+from vitrail.data.video import first_frame
 from vitrail.tasks import task_of
 from vitrail.training.recipe import Data, Facts
 from vitrail.utils.progress import ProgressCallback
@@ -76,7 +77,8 @@ class Prepared:
         sample = np.linspace(0, len(self.train) - 1, min(SAMPLE_SIZE, len(self.train))).round().astype(int)
         sizes, modes, numbers = [], [], summarise_numbers(self.train).values()
         for index in sample:
-            with self.train.open(int(index)) as image:
+            with self.train.open(int(index)) as opened:
+                image = first_frame(opened)
                 sizes.append((image.height, image.width))
                 modes.append(image.mode)
         return Facts(
