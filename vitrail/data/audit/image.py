@@ -59,8 +59,6 @@ class ImageInspection:
 def inspect_image(images: Images, index: int) -> ImageInspection:
     """Inspect one image. Problems are returned, not raised."""
     item = int(images.items[index])
-    if images.media == "video":
-        return inspect_video(images, index)
     try:
         if rejected := _reject_special_file(images.store, item):
             return rejected
@@ -68,18 +66,6 @@ def inspect_image(images: Images, index: int) -> ImageInspection:
     except (OSError, ValueError, *DECODER_ERRORS) as error:
         return ImageInspection("unreadable", format_error(error), passing=True)
     return inspect_bytes(data)
-
-
-def inspect_video(images: Images, index: int) -> ImageInspection:
-    """Inspect one video: its first frame is decoded."""
-    try:
-        with images.open_video(index) as video:
-            for frame in video.iter_frames([0]):
-                frame.load()
-                return ImageInspection("", "", b"", b"", "video", frame.mode, *frame.size)
-            return ImageInspection("unreadable", "a video without frames")
-    except (OSError, ValueError, MemoryError, *DECODER_ERRORS) as error:
-        return ImageInspection("unreadable", format_error(error), passing=isinstance(error, MemoryError))
 
 
 def _reject_special_file(store: object, item: int) -> ImageInspection | None:
