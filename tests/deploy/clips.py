@@ -57,3 +57,16 @@ def write_videos(root: Path, count: int = 3) -> list[np.ndarray]:
     for number, pixels in enumerate(videos):
         write_folder(root / f"video{number}", pixels)
     return videos
+
+
+def write_mp4(path: Path, pixels: np.ndarray, rate: int = 10) -> Path:
+    """Write frames of even sides as an MP4."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("mpeg4", rate=rate)
+        stream.height, stream.width, stream.pix_fmt = *pixels.shape[1:3], "yuv420p"
+        for frame in pixels:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode())
+    return path

@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitrail
 from tests.deploy.asked import model as image_model
-from tests.deploy.clips import CLIP, clip_model, frames, save_model, write_folder, write_videos
+from tests.deploy.clips import CLIP, clip_model, frames, save_model, write_folder, write_mp4, write_videos
 from vitrail.cli import main
 from vitrail.data.clip import Clip
 from vitrail.deploy.predict.inputs import collect_inputs
@@ -183,13 +183,8 @@ def test_a_model_that_does_not_say_its_clip_gets_one_with_a_note(
 
 
 def test_a_file_of_video_is_predicted_as_its_frames(tmp_path: Path) -> None:
-    av = pytest.importorskip("av")
-    with av.open(str(tmp_path / "a.mp4"), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for frame in frames(12).repeat(2, 1).repeat(2, 2)[:, :, :64]:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
-        container.mux(stream.encode())
+    pytest.importorskip("av")
+    write_mp4(tmp_path / "a.mp4", frames(12))
     net = clip_model()
     from vitrail.data.video import open_video
 

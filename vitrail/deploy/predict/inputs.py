@@ -23,6 +23,7 @@ from vitrail.data.images import CHANNELS, KINDS, is_image
 from vitrail.data.sources import detect, downloads, load_dataset, manifest, objects, parquet, tar
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import (
+    MEDIA_SUFFIXES,
     FileStore,
     FolderWalker,
     find_media,
@@ -227,7 +228,7 @@ def open_input(
     """Return the images or videos of a path that is neither the file of an image nor of a video."""
     if os.path.isdir(path):
         return open_folder(path, notes, progress, ask_media)
-    if not os.path.exists(path) and (given in downloads.DATASET_NAMES or given.startswith(FRAMES_PREFIX)):
+    if not os.path.exists(path) and is_dataset_name(given):
         return open_dataset(given, progress)
     if not os.path.exists(path):
         remedy = "give files, folders, patterns or lists of images"
@@ -243,11 +244,16 @@ def open_input(
             return [(open_path_list(path, (read_csv_paths if kind == "csv" else read_jsonl_paths)(path)), None)]
 
 
+def is_dataset_name(name: str) -> bool:
+    """Return True for the name of a dataset: digits, moving-digits:20000, frames:FOLDER."""
+    return name in downloads.DATASET_NAMES or name.startswith((FRAMES_PREFIX, f"{downloads.GENERATED}:"))
+
+
 def open_folder(
     folder: str, notes: list[str], progress: ProgressCallback | None, ask_media: AskMedia
 ) -> list[OpenedInput]:
     """Return all images below a folder, or all videos; without files of them, those of its shards, tables or arrays."""
-    walk = FolderWalker(progress=progress)
+    walk = FolderWalker(progress=progress, accepted=MEDIA_SUFFIXES)
     walk.add_tree(folder, set())
     if not len(walk.files):
         try:
@@ -266,9 +272,9 @@ def select_media(walk: FolderWalker, ask_media: AskMedia) -> FileStore:
 
     A folder of images without videos is a video itself, its images are the frames.
     """
-    files, has_images = walk.files, bool(walk.suffixes - VIDEO_SUFFIXES)
+    files, has_images = walk.files, bool(walk.found - VIDEO_SUFFIXES)
     if has_images and ask_media() == "image":
-        if not walk.suffixes & VIDEO_SUFFIXES:
+        if not walk.found & VIDEO_SUFFIXES:
             return files
         return keep_files(walk, is_image_name, "a video: the model takes images")
     if not has_images:
