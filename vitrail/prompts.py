@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vitrail.data.class_names import IMAGENET, NamesByIndex, find_duplicates, name_outputs, read_names_file
 from vitrail.data.labels import normalise_class_name
+from vitrail.models.adapt import assemble
 from vitrail.models.base import Model
-from vitrail.models.registry import lay_out
 from vitrail.models.two_towers import TwoTowers
 
 TEMPLATES = ("a photo of a {}.",)  # CLIP's; {} is the name of the class
@@ -47,14 +47,8 @@ def zero_shot(
             else model.logits.bias.expand(len(labels)).clone()
         )
         weight = model.logits.scale.exp() * weight
-    with torch.device("meta"):
-        classifier = lay_out(config)
-    classifier.load_state_dict({**tower, "head.linear.weight": weight, "head.linear.bias": bias}, assign=True)
-    buffers = dict(model.image.named_buffers())
-    for name, buffer in classifier.named_buffers():
-        if buffer.is_meta:  # not stored
-            owner, _, short = name.rpartition(".")
-            classifier.get_submodule(owner).register_buffer(short, buffers[name], persistent=False)
+    tower |= {"head.linear.weight": weight, "head.linear.bias": bias}
+    classifier = assemble(config, tower, like=weight)
     classifier.labels, classifier.preprocessing = labels, model.preprocessing
     classifier.card = {**model.card, "zero_shot": {"templates": list(prompts)}}
     return classifier.eval()

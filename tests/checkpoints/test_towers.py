@@ -49,7 +49,8 @@ def test_model_file_gives_the_image_tower_to_load(path) -> None:
 def test_both_towers_change_their_image_size(path) -> None:
     model = vitrail.load_towers(path, image_size=48)
     assert model.preprocessing.size == (48, 48)
-    assert model(torch.randn(1, 3, 48, 48), model.tokenizer(TEXTS)).shape == (1, 2)
+    for resized in (model, make_towers().resize((48, 48))):
+        assert resized(torch.randn(1, 3, 48, 48), resized.tokenizer(TEXTS)).shape == (1, 2)
 
 
 def test_every_changed_byte_of_the_tokeniser_is_noticed(path) -> None:
@@ -134,6 +135,24 @@ def test_transformers_reads_the_tokeniser_that_is_written(path, tmp_path) -> Non
     assert float(difference.detach().abs().max()) < 1e-3  # padding after the end of the text changes nothing
 
 
+def test_repository_of_open_clip_is_read_with_its_settings_and_tokeniser(path, tmp_path) -> None:
+    folder, model = tmp_path / "repository", make_towers()
+    folder.mkdir()
+    convert(path, folder / "open_clip_model.safetensors", "clip", text_tower=True)
+    vision, text = {"width": 32, "head_width": 8}, {"heads": 4, "context_length": CONTEXT}
+    settings = {"model_cfg": {"vision_cfg": vision, "text_cfg": text}}
+    (folder / "open_clip_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text(json.dumps(model.tokenizer.as_transformers()))
+    again = vitrail.load_towers(folder)
+    assert again.config.text == model.config.text
+    assert again.tokenizer == model.tokenizer  # OpenCLIP's own rules, not those of the file
+    for name, value in (("pool_type", "first"), ("hf_model_name", "roberta-base"), ("embed_cls", True)):
+        changed = {"model_cfg": {"vision_cfg": vision, "text_cfg": {**text, name: value}}}
+        (folder / "open_clip_config.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=f"unsupported {name} .* of the text tower in open_clip_config.json"):
+            vitrail.load_towers(folder)
+
+
 def test_tokeniser_of_another_model_is_refused(path, tmp_path) -> None:
     with pytest.raises(ValueError, match="the tokeniser's context is 9, the text tower's 16"):
         vitrail.load_towers(path, tokenizer=make_open_clip_tokenizer([], 9))
@@ -154,3 +173,13 @@ def test_report_describes_both_towers(path) -> None:
     assert "width 32, depth 2, 4 heads, MLP 64; 520 tokens, context 16, causal, EndOfText(token=None)" in text
     with inspect_checkpoint(path) as checkpoint:
         assert "text tower" in format_report(build_report(checkpoint, None))
+
+
+def test_card_shows_how_to_compare_images_with_texts(path) -> None:
+    from vitrail.checkpoints.card import render_usage
+
+    with inspect_checkpoint(path, towers=True) as checkpoint:
+        text = render_usage(checkpoint.contract, "owner/name")
+    assert 'model = vitrail.load_towers("hf://owner/name")' in text
+    assert 'logits = model(image, model.tokenizer(["a cat", "a dog"]))' in text
+    assert "--to hf --text-tower" in text

@@ -158,6 +158,36 @@ def test_unigram_tokeniser_gives_transformers_tokens(tmp_path) -> None:
     assert torch.equal(read_tokenizer(tmp_path, 20)(texts), expected)
 
 
+def test_sentencepiece_model_gives_the_tokens_of_transformers_conversion(tmp_path) -> None:
+    pytest.importorskip("google.protobuf", reason="protobuf is not installed")
+    converting = pytest.importorskip("transformers.convert_slow_tokenizer", reason="transformers is not installed")
+    proto = converting.import_protobuf().ModelProto()
+    pieces = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2), ("▁", -2.0, 1), ("▁a", -3.0, 1), ("cat", -3.5, 1)]
+    pieces += [("▁photo", -4.0, 1), ("wow", -1.0, 4), *((letter, -6.5, 1) for letter in "abcdefghijklmnopqrstuvwxyz")]
+    for text, score, kind in pieces:
+        proto.pieces.add(piece=text, score=score, type=kind)
+    proto.trainer_spec.model_type, proto.trainer_spec.unk_id = 1, 2
+    proto.normalizer_spec.name = "identity"
+    (tmp_path / "spiece.model").write_bytes(proto.SerializeToString())
+
+    class Slow:
+        vocab_file, _extra_ids, legacy, add_prefix_space = str(tmp_path / "spiece.model"), 0, True, True
+
+        def convert_tokens_to_ids(self, token: str) -> int:
+            return [text for text, *_ in pieces].index(token)
+
+    theirs, ours = converting.T5Converter(Slow()).converted(), read_tokenizer(tmp_path, 20)
+    theirs.enable_truncation(20)
+    theirs.enable_padding(length=20, pad_id=1, pad_token="</s>")
+    texts = make_texts(200)
+    assert ours.clean == "siglip"
+    expected = [encoding.ids for encoding in theirs.encode_batch([ours.prepare(text) for text in texts])]
+    assert ours(texts).tolist() == expected
+    assert ours("A  Photo, cat!").tolist() == ours("a photo cat").tolist()
+    assert ours("").tolist() == [[1] * 20]
+    assert Tokenizer.from_bytes(ours.to_bytes()) == ours
+
+
 def test_stored_tokeniser_is_the_same(tmp_path) -> None:
     write_vocabulary(tmp_path)
     for ours in (make_open_clip_tokenizer(make_merges(), 12), read_tokenizer(tmp_path, 12)):
@@ -191,9 +221,11 @@ def test_texts_that_are_none_are_refused(tmp_path) -> None:
 def test_files_that_are_no_tokeniser_are_refused(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no tokeniser: it has neither tokenizer.json nor"):
         read_tokenizer(tmp_path, 8)
-    (tmp_path / "spiece.model").write_bytes(b"\n")
-    with pytest.raises(ValueError, match=r"SentencePiece model only: save it as tokenizer.json with transformers"):
-        read_tokenizer(tmp_path, 8)
+    for data in (b"", b"\n", b"\xff" * 20, b"\x08\x01", b"\x0a\x02\x0a\x05", b"\x0a\x03\x0a\x01a", b"\x0f"):
+        (tmp_path / "spiece.model").write_bytes(data)
+        with pytest.raises(ValueError, match=r"not a SentencePiece model|it has no unknown piece"):
+            read_tokenizer(tmp_path, 8)
+    (tmp_path / "spiece.model").unlink()
     write_vocabulary(tmp_path)
     with pytest.raises(ValueError, match="a context of 2 has no room"):
         read_tokenizer(tmp_path, 2)

@@ -211,6 +211,29 @@ def test_odd_sizes_and_ten_bits(pixel_format: str, tmp_path: Path) -> None:
     assert np.abs(got - frame)[2:-2, 2:-2].mean() < 4
 
 
+@pytest.mark.parametrize("space", ["ITU709", "ITU601"])
+@pytest.mark.parametrize("spread", ["MPEG", "JPEG"])  # limited and full range
+def test_colour_space_and_range_are_those_of_the_file(space: str, spread: str, tmp_path: Path) -> None:
+    if "libx264" not in av.codecs_available:
+        pytest.skip("PyAV has no libx264")
+    kinds = av.video.reformatter
+    matrix, limits = kinds.Colorspace[space], kinds.ColorRange[spread]
+    tag = {"ITU709": 1, "ITU601": 5}[space]
+    path = str(tmp_path / "a.mp4")
+    red = np.full((48, 64, 3), (200, 60, 30), dtype=np.uint8)
+    with av.open(path, "w") as file:
+        stream = file.add_stream("libx264", rate=25, options={"qp": "1"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.colorspace, stream.codec_context.color_range = tag, limits.value
+        frame = av.VideoFrame.from_ndarray(red, format="rgb24")
+        frame = frame.reformat(format="yuv420p", dst_colorspace=matrix, dst_color_range=limits)
+        frame.colorspace, frame.color_range, frame.pts = tag, limits.value, 0
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    with open_video(path) as video:
+        assert np.abs(video.read_frames([0])[0].astype(int) - red).max() <= 4
+
+
 def test_frame_folder_orders_frames_by_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 1, 33):
         Image.new("RGB", (8, 6), (number, 0, 0)).save(tmp_path / f"frame_{number}.png")
@@ -310,6 +333,24 @@ def test_a_truncated_file_is_used_as_far_as_it_goes(tmp_path: Path) -> None:
             video, clip.span, lambda n: clip.spread(0, n), lambda frame: torch.tensor(np.asarray(frame.convert("L")))
         )
         assert values(grey.numpy()[..., None]) == clip.spread(0, count).tolist()
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
+def test_a_frame_whose_end_is_missing_does_not_count(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w", options={"movflags": "faststart"}) as file:  # the index before the frames
+        stream = file.add_stream("mpeg4", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 48, 112, "yuv420p"
+        stream.codec_context.gop_size = 6
+        for pixels in numbered(60):
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        file.mux(stream.encode())
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with open_video(str(path)) as video:
+        assert 2 < len(video) < 60
+        assert values(video.read_frames(range(len(video)))) == list(range(len(video)))
+        assert values(video.read_frames([len(video) - 1])) == [len(video) - 1]
 
 
 class Ending(ArrayVideo):

@@ -82,6 +82,8 @@ def test_model_without_a_text_tower_is_refused(folder, tmp_path, capsys) -> None
 def test_both_towers_are_described_and_converted(folder, tmp_path, capsys) -> None:
     assert call(folder, "describe", folder / "towers.safetensors", "--text-tower") == 0
     assert "text tower" in capsys.readouterr().out
+    assert call(folder, "convert", folder / "towers.safetensors", tmp_path / "i.safetensors", "--to", "vitrail") == 0
+    assert "note: the text tower is left out: --text-tower converts both" in capsys.readouterr().out
     out = tmp_path / "hf"
     assert call(folder, "convert", folder / "towers.safetensors", out, "--to", "hf", "--text-tower") == 0
     assert vitrail.load_towers(out).config.text == make_towers().config.text

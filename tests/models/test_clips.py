@@ -12,6 +12,8 @@ from tests.models.test_cost import counted_by_torch
 from tests.objectives.made import draw
 from tests.variants import CLIP, CLIP_SLOTS, DIVIDED, SMALL
 from vitrail.cli import main
+from vitrail.data.clip import Clip
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import Unsupported
 from vitrail.models.flops import count
 from vitrail.models.registry import build_from, build_segmenter, config_from_json, configure
@@ -305,3 +307,18 @@ def test_describe_counts_a_clip_and_refuses_frames_that_do_not_fit(capsys):
     assert capsys.readouterr().err == "vitrail describe: 9 frames are not divisible into tubelets of 2: use 8 or 10\n"
     assert main(["describe", "S/16", "--tubelet", "2"]) == 2
     assert "give --frames 16 too" in capsys.readouterr().err
+
+
+def test_preprocessing_has_the_frames_of_the_model(tmp_path):
+    path, pipeline = tmp_path / "clip.safetensors", Preprocessing((16, 24), (16, 24), clip=Clip(4, 8))
+    model = build_from(configure(**CLIP))
+    vitrail.save(model, path, preprocessing=pipeline)
+    longer = vitrail.load(path).resize(frames=8)
+    assert longer.preprocessing.clip == vitrail.load(path, frames=8).preprocessing.clip == Clip(8, 8)
+    vitrail.save(longer, path)
+    images = vitrail.build(**SMALL)
+    images.preprocessing = Preprocessing((32, 48), (32, 48))
+    assert images.inflate(4).preprocessing is None
+    refused(lambda: vitrail.save(longer, path, preprocessing=pipeline), "clips of 4 frames", "clips of 8 frames")
+    refused(lambda: vitrail.save(images, path, preprocessing=pipeline), "clips of 4 frames", "takes images")
+    refused(lambda: vitrail.save(model, path, preprocessing=images.preprocessing), "gives images", "clips of 4 frames")

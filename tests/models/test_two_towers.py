@@ -44,6 +44,14 @@ def test_features_are_unit_vectors_and_logits_their_scaled_products() -> None:
     assert model(images).shape == (3, 24)
 
 
+def test_lower_precision_gives_nearly_the_same() -> None:
+    model, images, tokens = build(), torch.randn(2, 3, 32, 32), torch.randint(0, 50, (3, 8))
+    expected = model(images, tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float((model(images, tokens) - expected).detach().abs().max()) < 1.0  # of a scale of 14
+    assert model.bfloat16()(images.bfloat16(), tokens).dtype == torch.bfloat16
+
+
 def test_layers_are_those_of_the_image_tower() -> None:
     model = build()
     assert [name for name, _ in model.layers()] == ["image.blocks.0", "image.blocks.1"]
@@ -77,6 +85,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         replace(configure_two_towers(text=TEXT, **IMAGE), image=vitrail.configure("Ti/16"))
     with pytest.raises(ValueError, match=r"T at most 8, got \[1, 9\]: cut them"):
         build().encode_texts(torch.zeros(1, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match="token ids must be 0 to 49, got 3 to 50: use the tokeniser of this model"):
+        build().encode_texts(torch.tensor([[3, 50]]))
     config = configure_two_towers(text=TEXT, **IMAGE)
     with pytest.raises(ValueError, match="has no text tower of its own"):
         replace(config, image=config)

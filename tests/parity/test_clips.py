@@ -19,6 +19,7 @@ from vitrail.checkpoints.convert import convert, is_bit_identical
 from vitrail.checkpoints.formats import timesformer, videomae, vivit
 from vitrail.checkpoints.load import inspect_checkpoint
 from vitrail.checkpoints.mae import read_mae
+from vitrail.data.clip import Clip
 from vitrail.models.registry import configure
 from vitrail.nn.block import PreNorm
 from vitrail.nn.pool import Mean
@@ -153,6 +154,7 @@ def test_files_give_transformers_outputs_and_come_back_bit_for_bit(kind, shape, 
     peer.save_pretrained(tmp_path / "hf")
     model = vitrail.load(tmp_path / "hf")
     assert model.config.input_size == (frames, height, width)
+    assert model.preprocessing.shape == (3, frames, height, width)
     expected = answer(kind, peer, clip)
     with torch.no_grad():
         assert relative_difference(model(clip), expected) <= TOLERANCE
@@ -291,6 +293,7 @@ def test_processors_of_clips_become_pipelines(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     pipeline = vitrail.load(tmp_path).preprocessing
     assert (pipeline.size, pipeline.resize, pipeline.fit) == ((32, 32), (36, 36), "cover")
+    assert pipeline.clip == Clip(4, 2)  # of which the settings say nothing: ViViT's stride
     x = torch.rand(3)
     ours = (x - torch.tensor(pipeline.mean)) / torch.tensor(pipeline.std)
     torch.testing.assert_close(ours, (x * 255 / 127.5 - 1 - 0.5) / 0.5)  # as transformers' processor computes it

@@ -24,8 +24,9 @@ from vitrail.checkpoints.io import INDEX_FILES, WEIGHT_FILES, open_checkpoint
 from vitrail.checkpoints.io.safetensors import SafetensorsFile
 from vitrail.checkpoints.io.source import TensorFile
 from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
+from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
-from vitrail.data.tokenizer import JSON_FILE, VOCABULARY_FILE, Tokenizer, read_tokenizer
+from vitrail.data.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import build_from
 from vitrail.models.vit_config import parse_resampling
@@ -240,7 +241,7 @@ def find_tokenizer(source: TensorFile, config: ModelConfig) -> Tokenizer | None:
     folder, text = source.path.parent, config.text_tower
     if source.path.name not in (*WEIGHT_FILES, *INDEX_FILES) or text is None:
         return None
-    if not any((folder / name).is_file() for name in (JSON_FILE, VOCABULARY_FILE)):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES if not name.startswith("tokenizer_config")):
         return None
     settings = get_object(source.settings, "open_clip_config.json", "model_cfg")
     tokenizer = read_tokenizer(
@@ -301,6 +302,9 @@ def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[st
     # If the pipeline's size is another one than the model's, positions are resampled to it, as the original code does.
     if pipeline.size[0] % stride or pipeline.size[1] % stride:
         pipeline, why = pipeline.with_size(size), f"{why}, for the image size {size[0]}×{size[1]}"
+    if config.frames is not None and pipeline.clip is None:  # settings of processors have none
+        default = form.default_preprocessing(config, source.path.stem)[0].clip
+        pipeline = replace(pipeline, clip=default or Clip(config.frames))
     if config.channels != pipeline.channels:
         pipeline, why = pipeline.with_channels(config.channels), f"{why}, for {config.channels} channels"
     changes: dict[str, Any] = {name: assume[name] for name in ("mean", "std", "fit", "interpolation") if name in assume}

@@ -341,8 +341,7 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
 def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
     """Return the photograph preprocessed for the model, [1, C, H, W]; for clips moving sideways, [1, C, T, H, W]."""
     config = contract.config
-    pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
-    pipeline = replace(pipeline, clip=None)  # of one frame
+    pipeline = replace(contract.preprocessing or Preprocessing(config.image_size, config.image_size), clip=None)
     if pipeline.channels not in (1, 3, 4):
         pipeline = pipeline.with_channels(3)
     try:

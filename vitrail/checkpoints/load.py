@@ -222,6 +222,7 @@ def adapt_state(
         pipeline = None if pipeline is None else pipeline.with_size(config.image_size)
     if frames is not None and frames != config.frames:
         config, state = with_frames(config, state, frames)
+        pipeline = None if pipeline is None else pipeline.with_frames(frames)
     if channels is not None and channels != config.channels:
         config, state = with_channels(config, state, channels)
         pipeline = None if pipeline is None else pipeline.with_channels(channels)
@@ -273,6 +274,10 @@ def save(
         raise ValueError(f"preprocessing must be a vitrail Preprocessing, got {type(pipeline).__name__}")
     if pipeline is not None and pipeline.channels != model.config.channels:
         raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
+    given = None if pipeline is None or pipeline.clip is None else pipeline.clip.frames
+    if pipeline is not None and given != model.config.frames:
+        kinds = [f"clips of {count} frames" if count else "images" for count in (given, model.config.frames)]
+        raise ValueError(f"preprocessing gives {kinds[0]}, the model takes {kinds[1]}: change preprocessing.clip")
     tokenizer = model.tokenizer
     if tokenizer is not None:
         if not isinstance(tokenizer, Tokenizer):

@@ -65,7 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
     for name in SIZE_OPTIONS:
         slots.add_option(f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
     parser.add_checkpoint_options()
-    parser.add_option("--text-tower", "describe both towers of a model like CLIP, not its image tower alone")
+    parser.add_shared("--text-tower")
     parser.add_option("--header", "do not read the values of a checkpoint: fast")
     resnet = parser.add_group("slots of a ResNet")
     resnet.add_option("--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))
@@ -147,10 +147,15 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
         facts.append(("last layer", fact))
     if cost.tokens:
         one = "image" if cost.frames is None else "clip"
+        alike = cost.attention_bytes_total == cost.attention_matrices * cost.attention_bytes_per_matrix
+        which = "" if alike else "largest "  # attention over space and over time
         matrix, total = format_bytes(cost.attention_bytes_per_matrix), format_bytes(cost.attention_bytes_total)
         facts += [
             ("tokens", f"{cost.tokens:,} per {one}"),
-            ("attention", f"{cost.attention_entries:,} entries, {matrix}, per attention matrix between patches;"),
+            (
+                "attention",
+                f"{cost.attention_entries:,} entries, {matrix}, per {which}attention matrix between patches;",
+            ),
             ("", f"{cost.attention_matrices:,} matrices, {total} per {one}, computed and never stored"),
         ]
     return facts

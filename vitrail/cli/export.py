@@ -42,7 +42,7 @@ from vitrail.utils.text import format_table
 if TYPE_CHECKING:
     from vitrail.deploy.export.comparison import OutputComparison, RuntimeSpeed, VerificationReport
 
-MAX_GENERATED_IMAGES = 32
+MAX_GENERATED_IMAGES = {"image": 32, "video": 8}
 VERIFY_OPTIONS = ("split", "map", "label_from", "ignore")
 OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (with a .bin beside it)")
 
@@ -146,7 +146,7 @@ def format_report(model: str, report: "VerificationReport") -> list[str]:
     """Return the verification as lines."""
     state = "" if report.passed else "  (beyond the tolerance)"
     lines = [f"{model} → {report.file} ({report.runtime}, {report.precision}){state}"]
-    lines += [f"  compared with the model on {report.images:,} images ({report.source}):"]
+    lines += [f"  compared with the model on {report.images:,} {report.media}s ({report.source}):"]
     lines += [f"    {line}" for line in format_comparison(report.compared)]
     if report.features is not None:
         lines.append(f"  features: largest difference {report.features.largest_difference:.3g}")
@@ -157,7 +157,10 @@ def format_report(model: str, report: "VerificationReport") -> list[str]:
         lines += ["  effect of token merging, compared with the model without it:"]
         lines += [f"    {line}" for line in format_comparison(report.unmerged)]
     lines.append(f"  size: {format_bytes(report.bytes)}, checkpoint {format_bytes(report.bytes_before)}")
-    lines += [f"  {line}" for line in format_speeds(report.speeds, report.batch_size)]
+    lines += [
+        f"  {line}"
+        for line in format_speeds(report.speeds, report.batch_size, "image" if report.media == "image" else "clip")
+    ]
     if report.kept:
         lines.append(f"  layers in float: {', '.join(report.kept)}")
     lines += [f"  note: {note}" for note in report.notes]
@@ -196,10 +199,10 @@ def format_comparison(comparison: "OutputComparison") -> list[str]:
     return lines
 
 
-def format_speeds(speeds: "Mapping[str, RuntimeSpeed]", batch_size: int) -> list[str]:
+def format_speeds(speeds: "Mapping[str, RuntimeSpeed]", batch_size: int, noun: str) -> list[str]:
     """Return latency and throughput as a table; the measurements are interleaved."""
     first = next(iter(speeds.values())).throughput
-    rows = [("speed", "latency, 1 image", f"images/s, batch {batch_size}", "")]
+    rows = [("speed", f"latency, 1 {noun}", f"{noun}s/s, batch {batch_size}", "")]
     for name, speed in speeds.items():
         ratio = f"{speed.throughput / first:.2f}×"
         rows.append((name, f"{1000 * speed.latency:.2f} ms", f"{speed.throughput:.1f}", ratio))

@@ -1,6 +1,7 @@
 """Load the images that an exported file is verified and calibrated on."""
 
 import argparse
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from vitrail.data.dataset import Images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.export.comparison import VerificationImages, generate_images
 from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
+from vitrail.deploy.predict.predict import check_media
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.evaluation.evaluate import EVALUATIONS, check_target_kind
 from vitrail.evaluation.selection import EvaluationData, select_images
@@ -20,10 +22,10 @@ def load_verification_images(
     options: argparse.Namespace, deployed: DeployedModel, progress: ProgressCallback
 ) -> tuple[VerificationImages, list[str], set[str]]:
     """Return the images of --verify with targets as output indices, or generated images; notes; and their names."""
-    pipeline = deployed.contract.preprocessing
+    pipeline, media = with_one_view(deployed.contract.preprocessing), deployed.contract.media
     if options.verify is None:
-        note = "no --verify: generated images test numerical equality, not accuracy"
-        pixels = generate_images(pipeline, min(MAX_GENERATED_IMAGES, options.limit))
+        note = f"no --verify: generated {media}s test numerical equality, not accuracy"
+        pixels = generate_images(pipeline, min(MAX_GENERATED_IMAGES[media], options.limit))
         return VerificationImages(pixels, "generated"), [note], set()
     try:
         selection = select_images(
@@ -41,7 +43,7 @@ def load_verification_images(
     except ValueError as error:
         if any(getattr(options, name) is not None for name in VERIFY_OPTIONS):
             raise
-        return load_unlabelled_images(options, pipeline, error, progress)
+        return load_unlabelled_images(options, deployed, error, progress)
     pixels, read = load_pixels(selection.images, pipeline, progress)
     images, notes = selection.images.select(read), list(selection.notes)
     targets, names = None, image_names(images)
@@ -55,13 +57,15 @@ def load_verification_images(
 
 
 def load_unlabelled_images(
-    options: argparse.Namespace, pipeline: Preprocessing, error: ValueError, progress: ProgressCallback
+    options: argparse.Namespace, deployed: DeployedModel, error: ValueError, progress: ProgressCallback
 ) -> tuple[VerificationImages, list[str], set[str]]:
     """Return images without labels; `error` is the reason why no labels were found."""
     try:
-        inputs = collect_inputs([options.verify], progress)
+        inputs = collect_inputs([options.verify], progress, lambda: deployed.contract.media)
     except (ValueError, OSError):  # not only the labels are missing
         raise error from None
+    check_media(deployed, inputs)
+    pipeline = with_one_view(deployed.contract.preprocessing)
     images = inputs.select(sample_evenly(inputs, options.limit))
     pixels, read = load_pixels(images, pipeline, progress)
     notes = [f"{options.verify} is compared without labels, accuracy is not measured: {error}", *inputs.notes]
@@ -79,17 +83,24 @@ def load_calibration_images(
     options: argparse.Namespace, deployed: DeployedModel, verification_names: set[str], progress: ProgressCallback
 ) -> tuple[np.ndarray, list[str]]:
     """Return the images for the calibration of int8: others than those it is verified on, where there are enough."""
-    pipeline, count = deployed.contract.preprocessing, options.calibration
+    pipeline, count = with_one_view(deployed.contract.preprocessing), options.calibration
     data = options.calibrate or options.verify
     if data is None:
         note = "int8 is calibrated on generated images, which differ from yours: give --calibrate DATA"
         return generate_images(pipeline, count, seed=1), [note]
-    inputs = collect_inputs([data], progress)  # labels are not needed
+    inputs = collect_inputs([data], progress, lambda: deployed.contract.media)  # labels are not needed
+    check_media(deployed, inputs)
     images = inputs.select(sample_evenly(inputs, count, verification_names))
     pixels, read = load_pixels(images, pipeline, progress)
     overlap = sum(images.name(index) in verification_names for index in read.tolist())
     note = f"{overlap:,} images are used for both calibration and verification of int8: give --calibrate DATA"
     return pixels, [note] if overlap else []
+
+
+def with_one_view(preprocessing: Preprocessing) -> Preprocessing:
+    """Return the preprocessing for the central clip of a video: a graph takes one view, and its users average several."""
+    clip = preprocessing.clip
+    return preprocessing if clip is None else replace(preprocessing, clip=replace(clip, clips=1, crops=1))
 
 
 def image_names(images: Images) -> set[str]:

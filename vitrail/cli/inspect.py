@@ -9,6 +9,9 @@ one selected with the arrow keys. Beside it are distance.png, positions.png, fil
 with a figure for each view and arrays.npz. Unreadable images are listed and skipped; the exit code is then 1, and 2 if none
 is left.
 
+For a model of clips give videos, files or folders of frames: the figure is a strip of frames with the attention of the class
+token, or the mean of all patches, over each time step. Other views are of models of images.
+
 With --compare the first two arguments are models, the rest are images. Both models see the same images, and their layers are
 compared as in Park et al. 2023 ("What Do Self-Supervised Vision Transformers Learn?"): attention distance, diversity of heads
 and queries, frequencies of the tokens and, for a folder of class folders or another labelled dataset, a linear probe of each
@@ -20,6 +23,7 @@ examples:
   vitrail inspect deit_tiny.safetensors cat.jpg --at 120,80 --target 281 --out cat
   vitrail inspect deit_tiny.safetensors cat.jpg --size 384 --view attention --layers 1,6,12 --out large
   vitrail inspect hf://facebook/dinov2-base cat.jpg --terminal tokens
+  vitrail inspect runs/actions walk.mp4 --out walk
   vitrail inspect --compare runs/mae runs/dino photos --out mae-and-dino
   vitrail inspect --compare mae.safetensors dino.safetensors cat.jpg dog.jpg --json
 """
@@ -102,7 +106,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--json lists the written files: give --out DIR too")
     from vitrail.analysis.inputs import list_images
     from vitrail.analysis.output import list_previous_files
+    from vitrail.deploy.runtimes.open import read_media
 
+    if read_media(options.model, parse_assumptions(options), options.take) == "video":
+        return run_clips(options)
     files = list_images(options.images)
     if options.out is not None:
         list_previous_files(options.out)  # raises before a model is loaded
@@ -113,6 +120,37 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None:
         skipped += write_inspection(inspector, files, options)
     return print_skipped(list(dict.fromkeys(skipped)))
+
+
+def run_clips(options: argparse.Namespace) -> int:
+    """Inspect a model of clips: attention over time."""
+    from vitrail.analysis.inspect_clips import ClipInspector, describe_prediction, inspect_videos
+    from vitrail.analysis.output import list_previous_files
+    from vitrail.deploy.predict.inputs import collect_inputs
+    from vitrail.deploy.runtimes.open import is_multilabel, with_clip
+    from vitrail.models.base import Unsupported
+
+    given = [flag for flag in ("terminal", "at", "target") if getattr(options, flag) is not None]
+    given += ["view"] if set(options.view or ()) - {"attention"} else []
+    if given:
+        flag = f"--view {options.view[0]}" if given[0] == "view" else f"--{given[0]}"
+        raise Unsupported(f"{flag} does not support models of clips: use --view attention with --out DIR")
+    list_previous_files(options.out)  # raises before a model is loaded
+    inputs = collect_inputs(options.images, count_progress("listing"), lambda: "video")
+    if inputs.media != "video":
+        raise ValueError(f"{options.model} takes videos, and {inputs.name(0)} is an image: give videos")
+    model, preprocessing, name = load_inspected_model(options, options.model)
+    preprocessing = with_clip(options.model, preprocessing, model.config)
+    inspector = ClipInspector(model, preprocessing, name, options.layers, is_multilabel(model, None))
+    result = inspect_videos(inspector, inputs, options.out, options.limit, count_progress())
+    clear_progress()
+    lines = [f"{options.out / each['folder']}  {describe_prediction(each['predicted'])}" for each in result.videos]
+    if len(inputs) > options.limit:
+        lines.append(f"{options.limit} of {len(inputs):,} videos are drawn: --limit {len(inputs)} draws all")
+    page = str(options.out / "index.html")
+    record = {"page": page, "directory": str(options.out), "videos": result.videos, "skipped": result.skipped}
+    print_result(options, record | {"files": result.files}, [*lines, page])
+    return print_skipped(result.skipped)
 
 
 def print_skipped(skipped: list[str]) -> int:

@@ -103,6 +103,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--seed N": ("random seed [0]", {"type": int}),
     "--size N|HxW": ("input size in pixels [the model's]; position embeddings are resampled", {"type": parse_size}),
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
+    "--text-tower": ("both towers of a model like CLIP, not its image tower alone", {}),
     "--channels N": ("input channels", {"type": int}),
     "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
     "--precision": (

@@ -2,7 +2,8 @@
 
 MODEL is a checkpoint of any known format, a run of `vitrail train`, hf://owner/name, or a file of `vitrail export`. A row has
 the path, the label and its probability (score); for an unreadable image it has the error instead. --top 5 adds the next
-labels. Labels of the dataset are not read.
+labels. Labels of the dataset are not read. A model of clips takes videos: files, and folders of frames; a row is the mean
+of the probabilities of all views (clips and crops) of a video.
 
 --resume continues an interrupted run without lost or repeated rows. Under torchrun, each process handles a share of the
 images, and the last one to end joins the files.
@@ -15,6 +16,7 @@ examples:
   vitrail predict model.onnx photos --out predictions.csv --json | jq .images_per_second
   torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv
   vitrail predict segmenter.safetensors photos --out masks/ --overlays
+  vitrail predict clips.safetensors videos walk.mp4 --out predictions.csv
   vitrail predict eomt.safetensors photos --out segments/ --panoptic --stuff sky,road
   vitrail predict clip.safetensors photos --out predictions.csv --classes 'a cat,a dog'
 
@@ -118,10 +120,11 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     from vitrail.deploy.predict.formats import select_format
     from vitrail.deploy.predict.inputs import collect_inputs
     from vitrail.deploy.predict.masks import PANOPTIC_TABLE, TABLE, check_directory, is_directory, needs_masks
-    from vitrail.deploy.predict.predict import open_pool
+    from vitrail.deploy.predict.predict import check_media, open_pool
     from vitrail.deploy.predict.processes import process_share, share_choices
     from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
     from vitrail.deploy.predict.write import PredictionInterrupted, compute_state_checksum, write_outputs
+    from vitrail.deploy.runtimes.open import ask_media
 
     gc.enable()
     gc.freeze()
@@ -156,11 +159,12 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         compute = replace(compute, precision=recorded)
     show = count_progress() if not share.rank else None
     try:
-        inputs = collect_inputs(options.paths, show)
+        inputs = collect_inputs(options.paths, show, ask_media(options.model, compute.assume, compute.take))
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
         opened_for = "queries" if is_panoptic else output_kind
         with share_choices(share) if options.precision == "auto" else nullcontext():
             model = open_pool(zero_shot or options.model, opened_for, compute, share.largest(total), print_note)
+        check_media(model.deployed, inputs)
         labels, targets = model.deployed.contract.labels, model.deployed.contract.targets
         if model.masks is not None:
             model, row_format = prepare_masks(options, model, inputs, total)
@@ -248,11 +252,15 @@ def format_summary(options: argparse.Namespace, summary: "Summary") -> list[str]
     process = f"process {summary.rank + 1} of {summary.processes}: " if summary.processes > 1 else ""
     lines = [*summary.notes]
     if summary.errors:
-        lines.append(f"{process}{summary.errors:,} of {count:,} images are unreadable: see the error in their rows")
+        lines.append(
+            f"{process}{summary.errors:,} of {count:,} {summary.media}s are unreadable: see the error in their rows"
+        )
     resumed = f" ({summary.resumed:,} from the earlier run)" if summary.resumed else ""
-    speed = f", {summary.images_per_second:,.1f} images/s" if count > summary.resumed else ""
+    speed = f", {summary.images_per_second:,.1f} {summary.media}s/s" if count > summary.resumed else ""
     compute = f"{summary.runtime}, {summary.precision}, {summary.workers} in parallel, batch size {summary.batch}"
-    lines.append(f"{process}{format_image_count(count)}{resumed} in {summary.seconds:,.1f} s{speed}; {compute}")
+    lines.append(
+        f"{process}{format_image_count(count, summary.media)}{resumed} in {summary.seconds:,.1f} s{speed}; {compute}"
+    )
     if options.out != "-":
         lines.append(options.out if summary.whole else f"{options.out}: joined when the last process ends")
     return lines

@@ -6,6 +6,7 @@ model's head, with every vector by cosine similarity, exactly. An image of the i
 
 --update computes the vectors of new and changed images and drops those of deleted ones. Unreadable images are listed and left
 out. --index faiss also builds a graph for approximate search in very large folders; its recall is measured and reported.
+With a model of clips, the videos and folders of frames below FOLDER are indexed, and queries are videos.
 
 examples:
   vitrail search index deit_tiny.safetensors photos --out photos.index
@@ -93,7 +94,7 @@ def build_index_from_options(options: argparse.Namespace) -> int:
     if options.update:
         counts = f"{result.added:,} new, {result.changed:,} changed, {result.removed:,} deleted"
         lines.append(f"{counts}, {result.kept:,} unchanged")
-    lines.append(f"{len(index.images):,} images by {index.model.name}, {index.vectors.shape[1]} values each")
+    lines.append(f"{len(index.images):,} {index.media}s by {index.model.name}, {index.vectors.shape[1]} values each")
     if index.recall is not None:
         lines.append(f"faiss: {index.recall.describe()}")
     return print_result(options, result.as_dict(), [*lines, options.out])
@@ -158,7 +159,7 @@ def format_results(index: "SearchIndex", results: "list[SearchResult]", method: 
     lines = []
     for result in results:
         query = printable_path(str(result.query))
-        lines.append(f"nearest to {query} of {len(index.images):,} images in {index.folder}, {method}")
+        lines.append(f"nearest to {query} of {len(index.images):,} {index.media}s in {index.folder}, {method}")
         rows = [(str(rank), f"{n.cosine:.3f}", n.relative_path) for rank, n in enumerate(result.neighbours, 1)]
-        lines += [f"  {line}" for line in format_table([("rank", "cosine", "image"), *rows], right=(0, 1))]
+        lines += [f"  {line}" for line in format_table([("rank", "cosine", index.media), *rows], right=(0, 1))]
     return lines

@@ -53,6 +53,8 @@ def add_arguments(parser: CommandParser) -> None:
     formats, known = "jpeg,png,webp,gif,bmp,tiff,avif", "accepted image formats; also ppm, jpeg2000"
     limits.add_option("--image-formats LIST", f"{known} [{formats}]", default=formats)
     limits.add_option("--max-images N", "maximum images per request [64]", int, default=64)
+    limits.add_option("--max-frames N", "maximum frames of a video, counted [20,000]", int, default=20_000)
+    limits.add_option("--max-duration S", "maximum seconds of a video [600]", float, default=600.0)
     limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
     limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
     limits.add_option("--body-timeout S", "seconds for a request body [30]", float, default=30.0)
@@ -84,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
         body=int(options.max_body * MEGABYTE),
         pixels=int(options.max_pixels * 1e6),
         images=options.max_images,
+        frames=options.max_frames,
+        video_seconds=options.max_duration,
         formats=formats,
         queue=options.queue,
         seconds=options.timeout,

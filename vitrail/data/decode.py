@@ -58,7 +58,9 @@ def name_image_errors(name: str, formats: Sequence[str] = tuple(FORMATS)) -> Ite
         yield
     except Image.DecompressionBombError as error:
         raise Image.DecompressionBombError(f"{name}: too large to decode safely ({error})") from None
-    except UnidentifiedImageError:
+    except UnidentifiedImageError as error:
+        if str(error).startswith(name):  # named before: the frame of a video
+            raise
         raise UnidentifiedImageError(f"{name}: not an image, or none of {', '.join(formats)}") from None
     except OSError as error:
         if error.strerror:  # keeps errno, so that a missing file stays a FileNotFoundError

@@ -9,6 +9,7 @@ B texts, T tokens: the context of the model.
 import gzip
 import html
 import json
+import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -19,14 +20,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Clean = Literal["none", "whitespace", "lower", "canonicalize"]
+from vitrail.data.sentencepiece import read_sentencepiece
+
+Clean = Literal["none", "whitespace", "lower", "canonicalize", "siglip"]
 JSON_FILE, CONFIG_FILE, VOCABULARY_FILE, MERGES_FILE = (
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
     "merges.txt",
 )
-TOKENIZER_FILES = (JSON_FILE, CONFIG_FILE, VOCABULARY_FILE, MERGES_FILE)
+PIECE_FILES = ("spiece.model", "tokenizer.model")
+TOKENIZER_FILES = (JSON_FILE, CONFIG_FILE, VOCABULARY_FILE, MERGES_FILE, *PIECE_FILES)
 MAX_CHARACTERS = 1_000_000  # of one text
 MAX_BYTES = 100_000_000  # of a tokeniser's file; the largest known have 34 million
 VERSION = 1
@@ -143,9 +147,9 @@ def parse_spec(spec: str) -> Any:
     """Return the library's tokeniser; raise ValueError for a file that it cannot read."""
     try:
         return import_tokenizers().Tokenizer.from_str(spec)
-    except ValueError:
+    except (KeyboardInterrupt, SystemExit, ValueError):
         raise
-    except Exception as error:  # the library raises Exception itself
+    except BaseException as error:  # the library raises Exception itself, and panics of its Rust code are no Exception
         raise ValueError(f"the tokenizers library cannot read the tokeniser: {str(error)[:200]}") from None
 
 
@@ -172,11 +176,18 @@ def canonicalize(text: str) -> str:
     return " ".join(bare.lower().split())
 
 
+def remove_punctuation(text: str) -> str:
+    """Return a text in lower case without ASCII punctuation, as transformers' `SiglipTokenizer`."""
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\s+", " ", bare).strip()
+
+
 CLEANERS: Mapping[str, Callable[[str], str]] = {
     "none": lambda text: text,
     "whitespace": clean_whitespace,
     "lower": lambda text: clean_whitespace(text).lower(),
     "canonicalize": canonicalize,
+    "siglip": remove_punctuation,
 }
 
 
@@ -188,9 +199,9 @@ def read_tokenizer(
 ) -> Tokenizer:
     """Return the tokeniser in a file or directory, for texts of `context` tokens.
 
-    A directory has tokenizer.json, or vocab.json and merges.txt. A file is a tokenizer.json, or OpenAI's list of merges,
-    `bpe_simple_vocab_16e6.txt.gz`. `open_clip` makes CLIP's tokeniser as OpenCLIP does, which cleans texts and pads with
-    zeros; otherwise as transformers does. `settings` is `text_cfg` of open_clip_config.json.
+    A directory has tokenizer.json, vocab.json and merges.txt, or SigLIP's spiece.model. A file is a tokenizer.json, or
+    OpenAI's list of merges, `bpe_simple_vocab_16e6.txt.gz`. `open_clip` makes CLIP's tokeniser as OpenCLIP does, which cleans
+    texts and pads with zeros; otherwise as transformers does. `settings` is `text_cfg` of open_clip_config.json.
     """
     path, settings = Path(path), settings or {}
     if context < 3:
@@ -208,8 +219,11 @@ def read_tokenizer(
         vocabulary = check_vocabulary(read_json_file(folder / VOCABULARY_FILE), VOCABULARY_FILE)
         spec = make_transformers_tokenizer(vocabulary, merges)
         config = {"pad_token": TRANSFORMERS_SPECIALS[1]} | config
-    elif list(folder.glob("*.model")):
-        raise ValueError(f"{folder} has a SentencePiece model only: save it as tokenizer.json with transformers")
+    elif pieces := next((folder / name for name in PIECE_FILES if (folder / name).is_file() and path.is_dir()), None):
+        spec = read_sentencepiece(pieces, import_tokenizers())
+        config = {"pad_token": "</s>"} | config
+        if config.get("tokenizer_class", "SiglipTokenizer") == "SiglipTokenizer":
+            return Tokenizer(set_context(spec, config, context), "siglip" if not open_clip else "canonicalize")
     else:
         raise FileNotFoundError(
             f"{path}: no tokeniser: it has neither {JSON_FILE} nor {VOCABULARY_FILE} and {MERGES_FILE}"

@@ -6,6 +6,7 @@ their frames are counted by decoding them once. The indices of recent files are 
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,11 +84,10 @@ Packet = tuple[int | None, int | None, bool]  # display time, decoding time, key
 def read_packets(container: Any, stream: Any, n_bytes: int) -> list[Packet]:
     """Return the packets with a frame, up to where the file ends or is damaged."""
     packets: list[Packet] = []
-    hides_frames = (
-        stream.codec_context.name == "vp8"
-    )  # frames that are referred to and not shown have packets of their own
-    limit, count = max(MIN_PACKETS, n_bytes), 0
-    try:
+    # Frames that others refer to and that are not shown have packets of their own.
+    hides_frames = stream.codec_context.name == "vp8"
+    limit, count, complete = max(MIN_PACKETS, n_bytes), 0, 0
+    with suppress(import_av().error.FFmpegError):  # the file ends
         for packet in container.demux(stream):
             count += 1
             if count > limit:
@@ -95,9 +95,8 @@ def read_packets(container: Any, stream: Any, n_bytes: int) -> list[Packet]:
             if not packet.size or packet.is_discard or (hides_frames and not bytes(packet)[0] & 0x10):
                 continue
             packets.append((packet.pts, packet.dts, packet.is_keyframe))
-    except import_av().error.FFmpegError:
-        return packets
-    return packets
+            complete = complete if packet.is_corrupt else len(packets)
+    return packets[:complete]  # of the others, the ends are missing
 
 
 def build_index(packets: list[Packet], container: Any, stream: Any) -> FrameIndex | None:

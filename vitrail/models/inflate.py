@@ -35,7 +35,8 @@ def inflate(model: Model, frames: int, tubelet: int = 2, mode: str = "mean", att
     """Return a model of clips of so many frames with the weights of a model of images.
 
     `tubelet` is the number of frames of a tubelet, `mode` "mean" or "centre". `attention` is "joint", of all patches of a
-    clip to all, or "divided" into time and space; by default divided if the model has prefix tokens.
+    clip to all, or "divided" into time and space; by default divided if the model has prefix tokens. The new model has no
+    preprocessing: add a `clip` to the model's, and set it.
     """
     config = model.config
     if mode not in MODES:
@@ -56,7 +57,6 @@ def inflate(model: Model, frames: int, tubelet: int = 2, mode: str = "mean", att
     parts, state = change(restated, state, steps)
     inflated = assemble(replace(restated, frames=frames, embed=embed, **parts), state, next(iter(model.parameters())))
     inflated.labels, inflated.card = model.labels, dict(model.card)
-    inflated.preprocessing = model.preprocessing
     return inflated.train(model.training)
 
 

@@ -106,7 +106,11 @@ class TextEncoder(RecomputeModule):
         if tokens.ndim != 2 or not 0 < tokens.shape[1] <= self.config.context:
             got = f"got {list(tokens.shape)}"
             raise ValueError(f"texts must be token ids [B, T] with T at most {self.config.context}, {got}: cut them")
-        z = self.embed(tokens) + self.position[: tokens.shape[1]]
+        try:
+            z = self.embed(tokens) + self.position[: tokens.shape[1]]
+        except IndexError:
+            ids = f"0 to {self.config.vocabulary - 1:,}, got {int(tokens.min())} to {int(tokens.max()):,}"
+            raise ValueError(f"token ids must be {ids}: use the tokeniser of this model") from None
         position = LayerPosition(bias=causal_mask(z)) if self.config.causal else NO_POSITION
         for block in self.blocks:
             z = run_block(block, self.activation_checkpointing, z, position)  # eq. 2, 3

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, State, TokenModel, refuse
+from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, State, TokenConfig, TokenModel, refuse
 from vitrail.models.segmenter import select_prefix
 from vitrail.models.text import PairLogits, TextConfig, TextEncoder
 from vitrail.nn.recording import AttentionLayer
@@ -102,6 +102,13 @@ class TwoTowersConfig(ModelConfig):
         bias = " and bias" if self.logit_bias else ""
         return {**self.image.facts(), "text tower": self.text.describe(), "logits": f"learned scale{bias}"}
 
+    @property
+    def has_tokens(self) -> bool:
+        return self.image.has_tokens
+
+    def require_tokens(self, purpose: str, clips: bool = False) -> TokenConfig:
+        return self.image.require_tokens(purpose, clips)
+
     def check_any_size(self) -> None:
         self.image.check_any_size()
 
@@ -121,6 +128,9 @@ class TwoTowersConfig(ModelConfig):
 
     def with_image_size(self, size: tuple[int, int]) -> Self:
         return replace(self, image=self.image.with_image_size(size))
+
+    def with_frames(self, frames: int) -> Self:
+        return replace(self, image=self.image.with_frames(frames))
 
     def with_channels(self, channels: int) -> Self:
         return replace(self, image=self.image.with_channels(channels))

@@ -59,6 +59,8 @@ class AttentionViewer:
 
 def require_vit(served: ServedModel) -> TokenModel:
     """Return the PyTorch model, which exists even if another runtime computes predictions; refuse if there is none."""
+    if served.contract.media == "video":
+        raise RequestRefused(409, f"{served.name!r} takes videos: attention maps are of images")
     if served.vit is None:
         message = f"{served.name!r} has no attention maps: serve a Vision Transformer checkpoint, not an exported file"
         raise RequestRefused(409, message)

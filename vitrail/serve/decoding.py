@@ -1,9 +1,9 @@
-"""Decoding of untrusted image files to the model's input pixels.
+"""Decoding of untrusted image and video files to the model's input pixels.
 
 The size in the header is checked before decoding, so a small file cannot allocate gigabytes. Only formats that Pillow
 decodes itself are opened, none that starts another program. Small images are decoded in threads. Large ones and those of
 complex formats are decoded in processes of low priority whose memory and CPU time are limited: they hold no lock of this
-process, and a decoder that crashes or does not end takes only its process with it.
+process, and a decoder that crashes or does not end takes only its process with it. Videos are always decoded there.
 """
 
 import atexit
@@ -35,7 +35,8 @@ from PIL import Image
 from vitrail.data.decode import EXIF_ORIENTATION, IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.serve.body import ImagePart
-from vitrail.serve.limits import IMAGE_FORMATS, MemoryTrimmer, RequestRefused
+from vitrail.serve.limits import IMAGE_FORMATS, VIDEO_FRAMES, VIDEO_SECONDS, MemoryTrimmer, RequestRefused
+from vitrail.serve.videos import VideoLimits, decode_video
 
 log = logging.getLogger("vitrail.serve")
 MAX_JPEG_SCANS = 200  # of a progressive JPEG; usual files have about ten
@@ -62,7 +63,7 @@ class LargeImage(Exception):
 class DecodedImage(NamedTuple):
     """An image, resized for the model."""
 
-    pixels: np.ndarray  # uint8 [C, H, W]
+    pixels: np.ndarray  # uint8 [C, H, W], of a video [V, C, T, H, W]
     cost: int  # pixels decoded
     size: tuple[int, int]  # height and width of the whole image
 
@@ -89,24 +90,36 @@ class CountedFile(io.BytesIO):
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Decodes clients' images of some formats up to a number of pixels."""
+    """Decodes clients' images of some formats up to a number of pixels, and videos for models of clips."""
 
     max_pixels: int
     memory: MemoryTrimmer
     formats: tuple[str, ...] = IMAGE_FORMATS
+    max_frames: int = VIDEO_FRAMES
+    max_seconds: float = VIDEO_SECONDS
+
+    @property
+    def videos(self) -> VideoLimits:
+        return VideoLimits(self.max_pixels, self.max_frames, self.max_seconds)
 
     def __call__(self, part: ImagePart, preprocessing: Preprocessing, large: bool = False) -> "DecodedImage":
         """Return the preprocessed pixels, the number of pixels decoded, and the size of the image.
 
         Raises RequestRefused for an invalid image, and LargeImage unless `large`.
         """
-        name, data = part.name or "the image", part.data
+        data, is_video = part.data, preprocessing.clip is not None
+        name = part.name or ("the video" if is_video else "the image")
+        if is_video and not large:
+            raise LargeImage
         if not large and (len(data) > SMALL_BYTES or data.startswith(COMPLEX_STARTS) or data[4:8] == b"ftyp"):
             raise LargeImage
         scans = data.count(SCAN_MARKER) if data.startswith(b"\xff\xd8") else 1
         if scans > MAX_JPEG_SCANS:
             raise RequestRefused(422, f"{name}: more than {MAX_JPEG_SCANS} JPEG scans")
         try:
+            if is_video:
+                self.memory.record(len(data))
+                return DecodedImage(*decode_video(data, name, preprocessing, self.videos))
             with open_image(CountedFile(data), name, self.formats) as image:
                 pixels = count_pixels(image, name, self.max_pixels, scans)
                 if pixels > SMALL_PIXELS and not large:
@@ -167,7 +180,8 @@ class DecodingProcess:
         """Start the process: not forked from this one, which has threads."""
         context = prepare_processes()
         self.pipe, theirs = context.Pipe()
-        rules = self.decoder.max_pixels, self.decoder.formats
+        decoder = self.decoder
+        rules = decoder.max_pixels, decoder.formats, decoder.max_frames, decoder.max_seconds
         self.process = context.Process(target=run_process, args=(theirs, *rules), name="decoding", daemon=True)
         self.process.start()
         theirs.close()
@@ -176,7 +190,8 @@ class DecodingProcess:
 
     def __call__(self, part: ImagePart, preprocessing: Preprocessing) -> DecodedImage:
         """Return the decoded image; refuse one that ends the process."""
-        shape = (preprocessing.channels, *preprocessing.size)
+        clip = preprocessing.clip
+        shape = preprocessing.shape if clip is None else (clip.views, *preprocessing.shape)
         try:
             pipe = self.pipe or self.start()
             pipe.send((part, preprocessing))
@@ -189,7 +204,8 @@ class DecodingProcess:
             status, message = int(refused["status"]), str(refused["message"])
         except (EOFError, OSError, ValueError, TypeError, KeyError, struct.error):
             self.close()
-            status, message = 422, f"{part.name or 'the image'}: decoding took too long, or the decoder failed"
+            name = part.name or ("the image" if clip is None else "the video")
+            status, message = 422, f"{name}: decoding took too long, or the decoder failed"
         raise RequestRefused(status, message)
 
     def decode_any(self, part: ImagePart, preprocessing: Preprocessing) -> DecodedImage:
@@ -208,7 +224,9 @@ class DecodingProcess:
             atexit.unregister(self.close)
 
 
-def run_process(pipe: Connection, max_pixels: int, formats: tuple[str, ...]) -> None:
+def run_process(
+    pipe: Connection, max_pixels: int, formats: tuple[str, ...], max_frames: int, max_seconds: float
+) -> None:
     """Decode the images that arrive, until the pipe is closed. Runs in a decoding process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service finishes its requests, then closes the pipe
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -217,7 +235,7 @@ def run_process(pipe: Connection, max_pixels: int, formats: tuple[str, ...]) -> 
     torch.set_num_threads(1)
     limit_memory(PROCESS_BYTES + BYTES_PER_PIXEL * max_pixels)
     memory = MemoryTrimmer()
-    decode = ImageDecoder(max_pixels, memory, formats)
+    decode = ImageDecoder(max_pixels, memory, formats, max_frames, max_seconds)
     while True:
         try:
             part, preprocessing = pipe.recv()

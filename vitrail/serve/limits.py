@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 LARGE_BYTES = 1_000_000  # pixels or bytes; memory of smaller items is reused soon
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # accepted unless others are asked for
+VIDEO_FRAMES, VIDEO_SECONDS = 20_000, 600.0  # of one video
 RESERVED_SHARE = 4  # 1/4 of queue and memory is kept for requests with one image, of at most LARGE_BYTES
 OTHERS_SHARE = 8  # 1/8 of a queue is kept for addresses other than the one that fills it
 
@@ -48,6 +49,8 @@ LIMIT_OPTIONS = {
     "body": "--max-body",
     "pixels": "--max-pixels",
     "images": "--max-images",
+    "frames": "--max-frames",
+    "video_seconds": "--max-duration",
     "queue": "--queue",
     "seconds": "--timeout",
     "body_seconds": "--body-timeout",
@@ -60,7 +63,9 @@ class RequestLimits:
     """Limits per request and for all requests together."""
 
     body: int = 32 * MEGABYTE  # bytes per request
-    pixels: int = 50_000_000  # per image, from its header
+    pixels: int = 50_000_000  # per image, from its header, or per frame of a video
+    frames: int = VIDEO_FRAMES  # of a video
+    video_seconds: float = VIDEO_SECONDS  # duration of a video
     images: int = 64  # per request
     formats: tuple[str, ...] = IMAGE_FORMATS  # names of `vitrail.data.decode.FORMATS`
     queue: int = 256  # images waiting or running, of all clients

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.video import import_av
 from vitrail.deploy.export.comparison import choose_batch_size
 from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
 from vitrail.deploy.runtimes.masks import class_colours
@@ -19,6 +20,7 @@ from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, wit
 from vitrail.deploy.runtimes.panoptic import PanopticOptions, PanopticReader, build_reader
 from vitrail.deploy.runtimes.precision import current_precision
 from vitrail.inference import top_classes
+from vitrail.metrics.views import average_views
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.registry import config_from_json
 from vitrail.reports.masks import format_colour
@@ -113,7 +115,8 @@ class ServedModel:
         self.contract = self.deployed.contract
         self.config = config_from_json(self.contract.config) if self.contract.config else None
         model = self.deployed.model
-        self.vit = copy_sharing_weights(model) if isinstance(model, TokenModel) else None  # for attention maps
+        takes_images = self.contract.media == "image"
+        self.vit = copy_sharing_weights(model) if isinstance(model, TokenModel) and takes_images else None  # for maps
         self.batchers: dict[OutputKind, Batcher] = {}
         self.lock = threading.Lock()
         self.start(self.deployed)
@@ -141,8 +144,13 @@ class ServedModel:
 
     def start(self, deployed: DeployedModel) -> None:
         """Test a model and start its batcher."""
+        if self.contract.media == "video":
+            import_av()  # raises if it is not installed
         check_runs(self.where, deployed.runtime, self.contract.preprocessing)
         runtimes = [deployed.runtime, *(self.opener.clone_runtime(deployed) for _ in range(self.workers - 1))]
+        if self.contract.media == "video":
+            activation = None if deployed.output_kind == "features" else self.contract.activation
+            runtimes = [ViewRuntime(runtime, activation) for runtime in runtimes]
         batcher = self.make_batcher(self.name, runtimes, self.contract.preprocessing)
         batcher.max_batch_size = min(batcher.max_batch_size, choose_batch_size(deployed.contract))
         self.batchers[deployed.output_kind] = batcher
@@ -160,12 +168,13 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return its entry of GET /models."""
-        config = self.config
+        config, clip = self.config, self.contract.preprocessing.clip
         vit = config if isinstance(config, TokenConfig) else None
         return {
             "name": self.name,
             "labels": None if self.contract.labels is None else list(self.contract.labels),
             "size": list(self.contract.preprocessing.size),
+            "clip": None if clip is None else {"frames": clip.frames, "stride": clip.stride, "views": clip.views},
             "grid": list(vit.shape.grid) if vit else None,
             "layers": vit.size.depth if vit else 0,
             "heads": vit.size.heads if vit else 0,
@@ -187,6 +196,18 @@ class ServedModel:
             batcher.close()
 
 
+class ViewRuntime:
+    """A runtime of a model of clips that takes all views of videos, uint8 [B, V, C, T, H, W], and averages their outputs."""
+
+    def __init__(self, runtime: Runtime, activation: str | None) -> None:
+        """Average outputs as `average_views` does with this activation."""
+        self.name, self.runtime, self.activation = runtime.name, runtime, activation
+
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        views = [self.runtime(np.ascontiguousarray(pixels[:, view])) for view in range(pixels.shape[1])]
+        return average_views(np.stack(views, 1), self.activation)
+
+
 def copy_sharing_weights(vit: TokenModel) -> TokenModel:
     """Return a copy that shares the weights but not the layers, so that hooks do not affect predictions."""
     vit.eval()
@@ -196,7 +217,7 @@ def copy_sharing_weights(vit: TokenModel) -> TokenModel:
 
 def check_runs(where: str, runtime: Runtime, preprocessing: Preprocessing) -> None:
     """Run a model once on a grey image; raise ValueError if its output is invalid."""
-    grey = np.full((1, preprocessing.channels, *preprocessing.size), 128, np.uint8)
+    grey = np.full((1, *preprocessing.shape), 128, np.uint8)
     output = runtime(grey)
     if output.ndim not in (2, 3, 4) or len(output) != 1 or not np.isfinite(output).all():
         raise ValueError(f"{where} has an empty or non-finite output for a grey image: check the model")

@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field
 
 from vitrail.serve.body import FIELD_NAME, FORM_TYPE, RAW_TYPE
 
-IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", RAW_TYPE)  # examples; any image/* is accepted
+# Examples: any image/* is accepted, and video/* for a model of clips.
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "video/mp4", RAW_TYPE)
 
 
 class ErrorResponse(BaseModel):
@@ -130,7 +131,10 @@ class ModelInfo(BaseModel):
     name: str
     labels: list[str] | None = Field(description="null for a model without a classifier")
     size: list[int] = Field(description="height and width of the model's input")
-    grid: list[int] | None = Field(description="rows and columns of patches; null if there are none")
+    clip: dict[str, int] | None = Field(description="frames, stride and views of a model of clips, which takes videos")
+    grid: list[int] | None = Field(
+        description="rows and columns of patches, of clips after steps; null if there are none"
+    )
     layers: int
     heads: int
     prefix: int = Field(description="number of tokens before the patches")

@@ -370,7 +370,7 @@ class Pane {
     if (this.drawn !== predictions || !predictions) part(".scores").replaceChildren(...bars); // animate bars once
     this.drawn = predictions;
     const aside = !image || busy ? "" : !predictions && !trouble ? "This model has no classifier: it returns features only." : predictions && model.several ? "Multi-label model: scores need not sum to 100 %." : "";
-    const blind = image && !busy && !model.attention && !model.masks ? "No attention maps: they require a Vision Transformer checkpoint." : "";
+    const blind = image && !busy && !model.attention && !model.masks ? (model.clip ? "" : "No attention maps: they require a Vision Transformer checkpoint.") : "";
     part(".aside").textContent = [aside, blind].filter(Boolean).join(" ");
     part(".aside").hidden = !(aside || blind);
     const box = part(".trouble");
@@ -502,7 +502,11 @@ function soon() {
   requestAnimationFrame(() => { waiting = false; update(); });
 }
 
-// ---- Input of images.
+// ---- Input of images, or of videos for a model of clips.
+function medium() {
+  return state.model?.clip ? "video" : "image";
+}
+
 function taken(blob, name) {
   return { id: `${name} ${blob.size} ${blob.lastModified ?? Date.now()}`, name, blob };
 }
@@ -524,11 +528,11 @@ function vacancy() {
 function receive(files, pane) {
   const good = [], bad = [];
   for (const file of files) {
-    if (file.type && !file.type.startsWith("image/")) bad.push(`${file.name || "That"} is not an image.`);
+    if (file.type && !file.type.startsWith(`${medium()}/`)) bad.push(`${file.name || "That"} is not ${medium() === "video" ? "a video" : "an image"}: this model takes ${medium()}s.`);
     else if (!file.size) bad.push(`${file.name || "That"} is empty.`);
     else good.push(file);
   }
-  complain(bad.length > 2 ? `${bad.length} files are not images.` : bad.join(" "));
+  complain(bad.length > 2 ? `${bad.length} files are not ${medium()}s.` : bad.join(" "));
   if (!good.length) return;
   if (!state.model) { complain("No model yet: the server has not responded."); return; }
   if (good.length > 2) complain(`${good.length} images were given: the first two are shown. For many images use vitrail predict.`);
@@ -688,8 +692,12 @@ function choose(name) {
   const model = (state.model = state.models.find((each) => each.name === name));
   $("model").value = name;
   $("name").textContent = name;
-  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? counted(model.labels.length, model.numbers ? ["number", "numbers"] : ["class", "classes"]) : ""].filter(Boolean);
+  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", model.clip ? `videos, ${model.clip.frames} frames` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? counted(model.labels.length, model.numbers ? ["number", "numbers"] : ["class", "classes"]) : ""].filter(Boolean);
   $("facts").replaceChildren(...facts.map((fact) => made("span", "", fact)));
+  $("files").accept = `${medium()}/*`;
+  $("photograph").hidden = !!model.clip || !(navigator.mediaDevices || matchMedia("(pointer: coarse)").matches);
+  $("choose").textContent = model.clip ? "Choose a video" : "Choose an image";
+  $("invitation").textContent = model.clip ? "Drop a video here" : "Drop an image here";
   Object.assign(state, { layer: model.layers || 1, head: 0, pinned: null, under: null });
   glass(name);
   for (const pane of panes) if (pane.image) pane.show(pane.image);

@@ -50,7 +50,8 @@ def create_service(
     hosts: AllowedHosts | None = None,
 ) -> Service:
     """Return the service; the server opens the models."""
-    metrics, decoder = ServiceMetrics(), ImageDecoder(options.limits.pixels, MemoryTrimmer(), options.limits.formats)
+    metrics, limits = ServiceMetrics(), options.limits
+    decoder = ImageDecoder(limits.pixels, MemoryTrimmer(), limits.formats, limits.frames, limits.video_seconds)
     pool = DecodingPool(decoder, min(MAX_DECODERS, os.cpu_count() or 1))
 
     def make_batcher(name: str, runtimes: Sequence[Runtime], preprocessing: Preprocessing) -> Batcher:

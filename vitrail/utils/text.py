@@ -75,8 +75,8 @@ def format_count(value: Any) -> str:
     return f"{value:,.0f}" if is_number(value) else "–"
 
 
-def format_image_count(value: int) -> str:
-    return f"{value:,} image" + ("" if value == 1 else "s")
+def format_image_count(value: int, noun: str = "image") -> str:
+    return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
 def format_number(value: Any, digits: int = 3) -> str:

@@ -14,6 +14,7 @@ import torch
 from vitrail.checkpoints import formats, keys
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames, transformers
 from vitrail.checkpoints.keys import IgnoredKeys, KeyMapping, KeyTable, Rules
+from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.models.base import TokenConfig
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, compute_decoder_positions, make_decoder_block
@@ -243,13 +244,17 @@ def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
 
 def default_preprocessing(config: TokenConfig, name: str) -> tuple[Preprocessing, str]:
     """Return the pipeline of evaluation: the shorter side resized, the centre cropped."""
-    return make_centre_crop(config.image_size, **IMAGENET_STATS), "the evaluation of VideoMAE's release"
+    return make_centre_crop(config, 4, **IMAGENET_STATS), "the evaluation of VideoMAE's release on Kinetics"
 
 
-def make_centre_crop(size: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessing:
+def make_centre_crop(
+    config: TokenConfig, stride: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Preprocessing:
     """Return the usual pipeline of clips: the shorter side resized, the centre cropped; frames that are not square, squashed."""
+    assert config.frames is not None
+    size, clip = config.image_size, Clip(config.frames, stride)
     fit = "cover" if size[0] == size[1] else "squash"
-    return Preprocessing(size, size, fit, "bilinear", engine="torch", centre="down", mean=mean, std=std)
+    return Preprocessing(size, size, fit, "bilinear", engine="torch", centre="down", mean=mean, std=std, clip=clip)
 
 
 EXAMPLE = {"frames": 4, "position": "sinusoid1d", "pool": "mean-norm", "block": PreNorm(key_bias=False)}

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,10 @@ from vitrail.tasks.comparison import OutputComparison, compare_features
 
 
 def generate_images(preprocessing: Preprocessing, count: int, seed: int = 0) -> np.ndarray:
-    """Return synthetic images of gradients, waves, noise and boxes, uint8 [count, C, H, W]."""
+    """Return synthetic images of gradients, waves, noise and boxes, uint8 [count, C, H, W]; of clips, they move sideways."""
+    if (clip := preprocessing.clip) is not None:
+        stills = generate_images(replace(preprocessing, clip=None), count, seed)
+        return np.stack([np.roll(stills, 2 * frame, axis=-1) for frame in range(clip.frames)], axis=-3)
     rng = np.random.default_rng(seed)
     height, width = preprocessing.size
     y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
@@ -60,6 +63,7 @@ def time_interleaved(
 
 
 BATCH_SIZE = 16  # for throughput; latency is measured with one image
+CLIP_BATCH_FRAMES = 32  # of the clips that are computed at once
 MAX_LOGIT_DIFFERENCE = 1e-3  # for fp32
 MAX_ACCURACY_LOSS, MAX_CHANGED_PREDICTIONS = 1.0, 5.0  # percentage points, for lower precisions
 MAX_CONFIDENCE_SHIFT = 2.0  # percentage points of the mean confidence, for lower precisions
@@ -74,7 +78,7 @@ MAX_BATCH_BYTES = 2**29  # of maps of logits
 class VerificationImages:
     """Preprocessed images, with their labels if known."""
 
-    pixels: np.ndarray  # uint8 [B, C, H, W]
+    pixels: np.ndarray  # uint8 [B, C, H, W], of clips [B, C, T, H, W]
     source: str  # description of their origin
     targets: np.ndarray | None = None  # class indices [B], or [B, K] of 0 and 1, or masks [B, H, W]
 
@@ -187,6 +191,7 @@ class VerificationReport:
     kept: tuple[str, ...] = ()  # layers left in fp32 in an int8 file
     notes: tuple[str, ...] = ()
     batch_size: int = BATCH_SIZE  # of the throughput
+    media: str = "image"  # what the images are
 
     @property
     def passed(self) -> bool:
@@ -207,7 +212,9 @@ def compare_outputs(
 
 
 def choose_batch_size(contract: ModelContract) -> int:
-    """Return the number of images that are computed at once: fewer if the outputs are large maps."""
+    """Return the number of images that are computed at once: fewer of clips, or if the outputs are large maps."""
+    if (clip := contract.preprocessing.clip) is not None:
+        return max(1, CLIP_BATCH_FRAMES // clip.frames)
     (height, width), classes = contract.preprocessing.size, len(contract.labels or ())
     fitting = MAX_BATCH_BYTES // (4 * max(1, classes) * height * width)
     return max(1, min(BATCH_SIZE, fitting)) if contract.task.has_maps else BATCH_SIZE

@@ -66,7 +66,7 @@ def write_model(model: Model, contract: ModelContract, path: Path, target: str, 
 def write_fp32_onnx(model: Model, contract: ModelContract, path: Path, uint8: bool) -> None:
     """Write the fp32 ONNX file from which the other files are made."""
     contract = replace(contract, precision="fp32")
-    fixed = model.with_constants(contract.any_size, contract.preprocessing.size)
+    fixed = model.with_constants(contract.any_size, contract.preprocessing.shape[1:])
     write_onnx(to_onnx(ExportGraph(fixed, contract.preprocessing, uint8, contract.merge), contract), path)
 
 

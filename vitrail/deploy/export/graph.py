@@ -1,6 +1,6 @@
 """The exported module (pixels in, logits and features out; of masks logits alone), its trace, and its ONNX graph.
 
-B images, C channels of H×W pixels, K classes, F features.
+B images, C channels of H×W pixels, K classes, F features. Graphs of models of clips take [B, C, T, H, W].
 """
 
 import logging
@@ -42,7 +42,8 @@ class ExportGraph(nn.Module):
         self.model, self.uint8, self.dtype = model.to(dtype), uint8, dtype
         self.merged = cast(Any, model.merge_tokens(merge)) if merge else None
         # (x / 255 - mean) / std as one product and one sum
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+        shape = (-1, *[1] * (len(preprocessing.shape) - 1))
+        mean, std = (torch.tensor(values).view(shape) for values in (preprocessing.mean, preprocessing.std))
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
         self.register_buffer("shift", -mean / std, persistent=False)
         self.scale: Tensor
@@ -102,7 +103,7 @@ def store_half(proto: "ModelProto", precision: str) -> "ModelProto":
 
 def trace_graph(graph: ExportGraph, contract: ModelContract) -> torch.export.ExportedProgram:
     """Trace the graph for any batch size, and for any size divisible by the stride if the contract allows it."""
-    config, (height, width) = graph.model.config, contract.preprocessing.size
+    config, (*frames, height, width) = graph.model.config, contract.preprocessing.shape[1:]
     shape: dict[int, Any] = {0: torch.export.Dim("batch")}
     if contract.any_size:
         stride, least = config.size_rule
@@ -110,7 +111,7 @@ def trace_graph(graph: ExportGraph, contract: ModelContract) -> torch.export.Exp
         height, width = height + stride * least, height + width + 2 * stride * least
         shape |= {2: _dynamic_side("rows", stride, least), 3: _dynamic_side("columns", stride, least)}
     dtype = torch.uint8 if graph.uint8 else torch.float32
-    example = torch.zeros(2, config.channels, height, width, dtype=dtype)
+    example = torch.zeros(2, config.channels, *frames, height, width, dtype=dtype)
     with silence_exporter(), torch.no_grad():
         return torch.export.export(graph.eval(), (example,), dynamic_shapes={INPUT_NAME: shape}, strict=False)
 

@@ -83,6 +83,18 @@ def load_program(path: Path, output_kind: OutputKind = "logits") -> Opened:
 
 def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
     """Open a `.pt2` exported by vitrail from its weights and contract; the program in it is not executed."""
+    contract, preprocessing, state = read_program(path)
+    if contract.precision not in FLOAT_PRECISIONS:
+        raise ValueError(f"{path}: unsupported precision {contract.precision}: export the model again")
+    graph = rebuild_graph(path, contract, state, uint8=preprocessing is None)
+    exported.check_graph(path, [exported.INPUT_NAME], list(graph.output_names), output_kind)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return run_with_torch(graph, graph.output_names, preprocessing, output_kind, path, contract.precision), contract
+
+
+def read_program(path: Path, weights: bool = True) -> tuple[ModelContract, Preprocessing | None, dict[str, Tensor]]:
+    """Return the contract of a program, the preprocessing that normalises its input, and its weights, unless left out."""
     exported.check_file_exists(path)
     try:
         archive = zipfile.ZipFile(path)
@@ -91,16 +103,9 @@ def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | 
     try:
         with archive:
             contract, preprocessing = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
-            state = read_weights(path, archive)
+            return contract, preprocessing, read_weights(path, archive) if weights else {}
     except ARCHIVE_ERRORS as error:
         raise ValueError(f"{path}: {NOT_A_PROGRAM} ({error})") from None
-    if contract.precision not in FLOAT_PRECISIONS:
-        raise ValueError(f"{path}: unsupported precision {contract.precision}: export the model again")
-    graph = rebuild_graph(path, contract, state, uint8=preprocessing is None)
-    exported.check_graph(path, [exported.INPUT_NAME], list(graph.output_names), output_kind)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return run_with_torch(graph, graph.output_names, preprocessing, output_kind, path, contract.precision), contract
 
 
 def rebuild_graph(path: Path, contract: ModelContract, state: dict[str, Tensor], uint8: bool) -> ExportGraph:

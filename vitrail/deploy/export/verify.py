@@ -106,6 +106,7 @@ def export_and_verify(
             quantised.float_layers if quantised else (),
             quantised.notes if quantised else (),
             verified.batch_size,
+            contract.media,
         )
         report = complete_report(report, quantised, limits)
         if not report.passed and not request.force:
@@ -175,7 +176,7 @@ class VerifiedExport:
 
         def keep(pixels: np.ndarray) -> np.ndarray:
             parts.append(task.keep_outputs(runtime(pixels)))
-            return pixels[:, 0, 0, 0]  # the outputs are in the list
+            return pixels.reshape(len(pixels), -1)[:, 0]  # the outputs are in the list
 
         run_pixels(keep, self.images.pixels, self.batch_size, self.progress, stage)
         return task.join_outputs(parts)
@@ -209,7 +210,7 @@ class VerifiedExport:
 
     def compare_features(self, file: Path) -> OutputComparison:
         """Compare the features, the second output of the file, on a few images."""
-        pixels, preprocessing = self.images.pixels[: comparison.BATCH_SIZE], self.contract.preprocessing
+        pixels, preprocessing = self.images.pixels[: self.batch_size], self.contract.preprocessing
         graph = ExportGraph(self.model, preprocessing, False, self.contract.merge)
         expected = run_with_torch(graph, graph.output_names, preprocessing, "features")(pixels)
         return compare_features(expected, self.open_file(file, "features")(pixels))

@@ -1,6 +1,7 @@
-"""Collect images from files, folders, patterns, lists, tar shards and tables into one sequence.
+"""Collect images or videos from files, folders, patterns, lists, tar shards and tables into one sequence.
 
-Labels and splits are ignored.
+Labels and splits are ignored. A folder of images is many images for a model of images, and a video, whose frames they are, for
+a model of clips: what the model takes is asked for where it decides.
 """
 
 import glob
@@ -8,7 +9,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,33 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.dataset import Images, Store
+from vitrail.data.dataset import Images, Media, Store
+from vitrail.data.decode import name_image_errors
 from vitrail.data.images import CHANNELS, KINDS, is_image
 from vitrail.data.sources import detect, downloads, load_dataset, manifest, objects, parquet, tar
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore, FolderWalker, is_image_name, printable_path
+from vitrail.data.sources.files import (
+    MEDIA_SUFFIXES,
+    FileStore,
+    FolderWalker,
+    find_media,
+    is_image_name,
+    is_media_name,
+    printable_path,
+)
+from vitrail.data.sources.layouts import FRAMES_PREFIX
+from vitrail.data.video import VIDEO_SUFFIXES, Video, import_av, is_video_name, to_video
 from vitrail.utils.progress import ProgressCallback
 
 INPUT_KINDS = {".csv": "csv", ".tsv": "csv", ".jsonl": "lines", ".ndjson": "lines"}  # other files are images
 INPUT_KINDS |= {".parquet": "parquet", ".tar": "tar"}
 OpenedInput = tuple[Store, np.ndarray | None]  # a store, and the indices of its images; None for all
+AskMedia = Callable[[], Media]  # what the model takes
+
+
+def take_images() -> Media:
+    """Return what a model of images takes."""
+    return "image"
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,11 @@ class ImageInputs:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    @property
+    def media(self) -> Media:
+        """Return what all stores have, images or videos."""
+        return media_of(self.stores[0])
+
     def locate(self, index: int) -> tuple[Store, int]:
         """Return the store of an image and its index there."""
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
@@ -50,7 +73,7 @@ class ImageInputs:
         store, item = self.locate(item)
         return store.name(item)
 
-    def open(self, item: int) -> Image.Image:
+    def open(self, item: int) -> Image.Image | Video:
         store, item = self.locate(item)
         return store.open(item)
 
@@ -81,35 +104,84 @@ class ImageInputs:
         return digest.hexdigest()
 
 
-def collect_images(images: Any, progress: ProgressCallback | None = None) -> ImageInputs:
-    """Return the images of a path, an image in memory, a list of either, or any Python object that is data."""
-    if isinstance(images, np.ndarray | Tensor):
-        channels = -1 if isinstance(images, np.ndarray) else 0
-        if images.ndim == 4 or (images.ndim == 3 and images.shape[channels] not in CHANNELS):  # a batch, of grey images
-            images = list(images)
-    if is_image(images):
+def media_of(store: Store) -> Media:
+    """Return what the items of a store are."""
+    return getattr(store, "media", "image")
+
+
+def collect_images(
+    images: Any, progress: ProgressCallback | None = None, ask_media: AskMedia = take_images
+) -> ImageInputs:
+    """Return the images or videos of a path, one in memory, a list of either, or any Python object that is data."""
+    if isinstance(images, np.ndarray | Tensor) and is_batch(images, ask_media):
+        images = list(images)
+    if is_image(images) or isinstance(images, Video):
         images = [images]
     if not isinstance(images, Sequence):
         return join_stores(open_dataset(images, progress), (), objects.describe_object(images))
     if images and all(isinstance(image, str | os.PathLike) for image in images):
-        return collect_inputs(images, progress)
-    if wrong := [(item, image) for item, image in enumerate(images) if not is_image(image)]:
+        return collect_inputs(images, progress, ask_media)
+    if wrong := [(item, image) for item, image in enumerate(images) if not is_image(image) and not is_video(image)]:
         raise ValueError(f"image[{wrong[0][0]}] is of type {type(wrong[0][1]).__name__}: give {KINDS}")
-    store = objects.ObjectStore(images, "image", np.zeros(len(images), np.uint64))
-    return join_stores([(store, None)], (), "the list")
+    videos = [is_video(image, ask_media) for image in images]
+    if any(videos) and not all(videos):
+        first = f"item {videos.index(True)} is a video, item {videos.index(False)} an image"
+        raise ValueError(f"the list has images and videos ({first}): give one kind")
+    kind, label = (VideoStore, "video") if any(videos) else (objects.ObjectStore, "image")
+    return join_stores([(kind(images, label, np.zeros(len(images), np.uint64)), None)], (), "the list")
 
 
-def collect_inputs(paths: Sequence[str | os.PathLike[str]], progress: ProgressCallback | None = None) -> ImageInputs:
-    """Return all images of these paths; raise ValueError if there are none."""
+def is_batch(pixels: np.ndarray | Tensor, ask_media: AskMedia) -> bool:
+    """Return True for an array of several images or videos: the same axes are frames for a model of clips."""
+    channels = pixels.shape[-1 if isinstance(pixels, np.ndarray) else 0]
+    could_be_video = pixels.ndim == 4 or (pixels.ndim == 3 and channels not in CHANNELS)
+    return pixels.ndim == 5 or (could_be_video and ask_media() == "image")
+
+
+def is_video(value: object, ask_media: AskMedia = take_images) -> bool:
+    """Return True for a video: opened, the path of one, or frames [T, H, W, C]; grey ones and bytes may be images too."""
+    if isinstance(value, np.ndarray | Tensor):
+        channels = value.shape[-1 if isinstance(value, np.ndarray) else 0] if value.ndim else 0
+        return value.ndim == 4 or (value.ndim == 3 and channels not in CHANNELS and ask_media() == "video")
+    if isinstance(value, str | os.PathLike):
+        path = os.path.expanduser(os.fspath(value))
+        known = is_media_name(path) and not os.path.isdir(path)
+        return is_video_name(path) or os.path.isdir(path) or (not known and ask_media() == "video")
+    return isinstance(value, Video) or (isinstance(value, bytes) and ask_media() == "video")
+
+
+class VideoStore(objects.ObjectStore):
+    """Videos held by a sequence of values that `to_video` takes."""
+
+    media: Media = "video"
+
+    def name(self, item: int) -> str:
+        value = self.images[item]
+        return printable_path(os.fspath(value)) if isinstance(value, str | os.PathLike) else super().name(item)
+
+    def open(self, item: int) -> Any:
+        with name_image_errors(self.name(item)):
+            return to_video(self.value(item))
+
+
+def collect_inputs(
+    paths: Sequence[str | os.PathLike[str]],
+    progress: ProgressCallback | None = None,
+    ask_media: AskMedia = take_images,
+) -> ImageInputs:
+    """Return all images or all videos of these paths; raise ValueError if there are none, or both."""
     stores: list[OpenedInput] = []
     notes: list[str] = []
     names = [os.fspath(path) for path in paths]
     expanded = [(given, path) for given in names for path in expand_path(given)]
-    for is_file, group in itertools.groupby(expanded, lambda pair: is_image_file(pair[1])):
-        if is_file:  # consecutive files form one store
-            stores.append((FileStore.from_paths(path for _, path in group), None))
-        else:
-            stores += [opened for given, path in group for opened in open_input(given, path, notes, progress)]
+    for media, group in itertools.groupby(expanded, lambda pair: file_media(pair[1])):
+        if media is not None:  # consecutive files form one store
+            store = FileStore.from_paths(path for _, path in group)
+            store.media = "video" if media == "video" else "image"
+            stores.append((store, None))
+            continue
+        for given, path in group:
+            stores += open_input(given, path, notes, progress, ask_media)
     return join_stores(stores, notes, ", ".join(names))
 
 
@@ -119,6 +191,11 @@ def join_stores(stores: Sequence[OpenedInput], notes: Sequence[str], given: str)
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     if not int(starts[-1]):
         raise ValueError(f"no images in {given}")
+    firsts = {media_of(store): store.name(0 if items is None else int(items[0])) for store, items in reversed(stores)}
+    if len(firsts) > 1:
+        raise ValueError(f"{firsts['image']} is an image and {firsts['video']} a video: give one kind")
+    if "video" in firsts and is_video_name(firsts["video"]):
+        import_av()
     return ImageInputs(tuple(store for store, _ in stores), starts, tuple(items for _, items in stores), tuple(notes))
 
 
@@ -138,16 +215,20 @@ def file_suffix(path: str) -> str:
     return os.path.splitext(os.path.basename(path).lower())[1]
 
 
-def is_image_file(path: str) -> bool:
-    """Return True for a file that is no list, table or archive of images."""
-    return os.path.isfile(path) and file_suffix(path) not in INPUT_KINDS
+def file_media(path: str) -> Media | None:
+    """Return what a file is, an image or a video; None for a list, table or archive, and for what is no file."""
+    if not os.path.isfile(path) or file_suffix(path) in INPUT_KINDS:
+        return None
+    return "video" if is_video_name(path) else "image"
 
 
-def open_input(given: str, path: str, notes: list[str], progress: ProgressCallback | None) -> list[OpenedInput]:
-    """Return the images of a path that is not an image file."""
+def open_input(
+    given: str, path: str, notes: list[str], progress: ProgressCallback | None, ask_media: AskMedia
+) -> list[OpenedInput]:
+    """Return the images or videos of a path that is neither the file of an image nor of a video."""
     if os.path.isdir(path):
-        return open_folder(path, notes, progress)
-    if not os.path.exists(path) and given in downloads.DATASET_NAMES:
+        return open_folder(path, notes, progress, ask_media)
+    if not os.path.exists(path) and is_dataset_name(given):
         return open_dataset(given, progress)
     if not os.path.exists(path):
         remedy = "give files, folders, patterns or lists of images"
@@ -158,24 +239,64 @@ def open_input(given: str, path: str, notes: list[str], progress: ProgressCallba
         case "parquet":
             return [(open_parquet(path), None)]
         case "tar":
-            return [(open_tar(path), None)]
+            return [(open_tar(path, ask_media), None)]
         case kind:
             return [(open_path_list(path, (read_csv_paths if kind == "csv" else read_jsonl_paths)(path)), None)]
 
 
-def open_folder(folder: str, notes: list[str], progress: ProgressCallback | None) -> list[OpenedInput]:
-    """Return all images below a folder; without image files, those of its shards, tables or arrays."""
-    walk = FolderWalker(progress=progress)
+def is_dataset_name(name: str) -> bool:
+    """Return True for the name of a dataset: digits, moving-digits:20000, frames:FOLDER."""
+    return name in downloads.DATASET_NAMES or name.startswith((FRAMES_PREFIX, f"{downloads.GENERATED}:"))
+
+
+def open_folder(
+    folder: str, notes: list[str], progress: ProgressCallback | None, ask_media: AskMedia
+) -> list[OpenedInput]:
+    """Return all images below a folder, or all videos; without files of them, those of its shards, tables or arrays."""
+    walk = FolderWalker(progress=progress, accepted=MEDIA_SUFFIXES)
     walk.add_tree(folder, set())
     if not len(walk.files):
         try:
             return open_dataset(folder, progress)
         except ValueError:
             raise ValueError(f"no images in {printable_path(folder)}") from None
+    store = select_media(walk, ask_media)
     if skipped := walk.skipped:
         first, why = skipped[0]
         notes.append(f"skipped {len(skipped):,} other files in {printable_path(folder)}, {first} first ({why})")
-    return [(walk.files, None)]
+    return [(store, None)]
+
+
+def select_media(walk: FolderWalker, ask_media: AskMedia) -> FileStore:
+    """Return what a model takes of the files of a folder: its images, or its videos; the others are recorded as skipped.
+
+    A folder of images without videos is a video itself, its images are the frames.
+    """
+    files, has_images = walk.files, bool(walk.found - VIDEO_SUFFIXES)
+    if has_images and ask_media() == "image":
+        if not walk.found & VIDEO_SUFFIXES:
+            return files
+        return keep_files(walk, is_image_name, "a video: the model takes images")
+    if not has_images:
+        files.media = "video"
+        return files
+    videos = FileStore("video")
+    for folder, group in itertools.groupby(range(len(files)), key=lambda item: files.folders[files.folder_ids[item]]):
+        names = [os.path.basename(files.path(item)) for item in group]
+        if found := [name for name in names if is_video_name(name)]:
+            videos.add(folder, found)
+            walk.skip(folder, (name for name in names if not is_video_name(name)), "an image beside videos")
+        else:
+            parent, name = os.path.split(os.path.normpath(folder))
+            videos.add(parent, [name])
+    return videos
+
+
+def keep_files(walk: FolderWalker, is_kept: Callable[[str], bool], why: str) -> FileStore:
+    """Return the files whose names are kept; the others are recorded as skipped."""
+    paths = [walk.files.path(item) for item in range(len(walk.files))]
+    walk.skipped += [(printable_path(path), why) for path in paths if not is_kept(path)]
+    return FileStore.from_paths(filter(is_kept, paths))
 
 
 def open_dataset(where: Any, progress: ProgressCallback | None) -> list[OpenedInput]:
@@ -192,8 +313,11 @@ def open_path_list(path: str, column: Iterable[str]) -> FileStore:
     if not len(store):
         raise ValueError(f"{printable_path(path)} lists no images")
     first = [store.path(item) for item in range(min(100, len(store)))]
-    if not any(is_image_name(name) or os.path.isfile(name) for name in first):
+    if not any(is_media_name(name) or os.path.exists(name) for name in first):
         raise ValueError(f"{printable_path(path)} must list image paths, got {printable_path(first[0])}")
+    names = bytes(store.names).lower()
+    if os.path.isdir(first[0]) or any(suffix.encode() in names for suffix in VIDEO_SUFFIXES):
+        store.media = find_media(path, [store.path(item) for item in range(len(store))])
     return store
 
 
@@ -247,15 +371,17 @@ def open_parquet(path: str) -> Store:
     return open_path_list(path, values)
 
 
-def open_tar(shard: str) -> Store:
-    """Return the images in a tar file, each as a separate sample."""
-    store = tar.TarStore([shard])
+def open_tar(shard: str, ask_media: AskMedia = take_images) -> Store:
+    """Return the images or the videos in a tar file, each as a separate sample."""
+    images, videos = tar.TarStore([shard]), tar.TarStore([shard])
+    videos.media = "video"
     for member, _ in tar.iter_members(shard):
-        if os.path.basename(member.name)[:1] != "." and is_image_name(member.name):
+        if os.path.basename(member.name)[:1] != "." and is_media_name(member.name):
+            store = images if is_image_name(member.name) else videos
             store.add(0, member.name, member.offset_data, member.size)
-    if not len(store):
+    if not len(images) and not len(videos):
         raise ValueError(f"no images in {printable_path(shard)}")
-    return store
+    return images if not len(videos) or (len(images) and ask_media() == "image") else videos
 
 
 def sample_evenly(inputs: ImageInputs, count: int, exclude: Set[str] = frozenset()) -> list[int]:

@@ -3,7 +3,7 @@
 On a CPU every thread has its own single-threaded runtime, so no core waits for another. While one thread decodes, another
 computes; batches come out in the order of the images.
 
-B images, C channels, H×W pixels, K values.
+B images or videos, V views of a video, C channels, T frames, H×W pixels, K values.
 """
 
 import threading
@@ -18,8 +18,10 @@ from PIL import Image
 
 from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_errors
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.video import Video
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.runtimes.base import Runtime
+from vitrail.metrics.views import average_views
 
 INITIAL_BATCH_SIZE = {"cpu": 4, "cuda": 32, "mps": 16}  # on a CPU, what its caches hold
 MAX_BATCH_SIZE = {"cpu": 64, "cuda": 512, "mps": 128}
@@ -77,8 +79,8 @@ NOT_FINITE = "the outputs of the model are not finite"
 class ImageInference(Protocol):
     """The way from an image to a result of it."""
 
-    def prepare(self, image: Image.Image) -> Any:
-        """Return what the model needs of an image."""
+    def prepare(self, image: Any) -> Any:
+        """Return what the model needs of an image or a video."""
         ...
 
     def count_bytes(self, item: Any) -> int:
@@ -104,6 +106,28 @@ class RowInference:
 
     def run(self, run: Callable[[np.ndarray], np.ndarray], inputs: Sequence[np.ndarray]) -> Iterator[np.ndarray | None]:
         for output in run(np.stack(inputs)):
+            yield output if np.isfinite(output).all() else None
+
+
+@dataclass(frozen=True)
+class ClipInference:
+    """Logits or features of videos, float32 [K] each: the mean over their views, of logits that of their probabilities."""
+
+    preprocessing: Preprocessing
+    activation: str | None = None  # softmax or sigmoid; None for features and numbers
+
+    def prepare(self, image: Video) -> np.ndarray:
+        return self.preprocessing.to_views(image).numpy()
+
+    def count_bytes(self, item: np.ndarray) -> int:
+        return item.nbytes if item.ndim > 1 else 0
+
+    def run(self, run: Callable[[np.ndarray], np.ndarray], inputs: Sequence[np.ndarray]) -> Iterator[np.ndarray | None]:
+        views = zip(
+            *inputs, strict=True
+        )  # one view of all videos at a time, so that memory does not grow with the views
+        outputs = np.stack([run(np.stack(clips)) for clips in views], 1)  # [B, V, K]
+        for output in average_views(outputs, self.activation):
             yield output if np.isfinite(output).all() else None
 
 
@@ -252,5 +276,4 @@ class ConsumerStopped(Exception):
 
 def output_width(runtime: Runtime, preprocessing: Preprocessing) -> Callable[[], int]:
     """Return a function that measures the number of outputs with a black image."""
-    shape = (1, preprocessing.channels, *preprocessing.size)
-    return lambda: runtime(np.zeros(shape, dtype=np.uint8)).shape[1]
+    return lambda: runtime(np.zeros((1, *preprocessing.shape), dtype=np.uint8)).shape[1]

@@ -14,13 +14,14 @@ from vitrail.deploy.predict.inputs import ImageInputs, collect_images
 from vitrail.deploy.predict.parallel import (
     BatchOutput,
     BatchSizeTuner,
+    ClipInference,
     ImageInference,
     ParallelInference,
     RowInference,
 )
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.masks import MaskInference, MaskOptions, MaskOutput, class_colours
-from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
+from vitrail.deploy.runtimes.open import ask_media, clone_runtime, open_deployed_model, with_class_names
 from vitrail.deploy.runtimes.panoptic import (
     THRESHOLDS,
     PanopticInference,
@@ -152,7 +153,9 @@ def predict(
 
     `model` is a checkpoint, a run, `hf://owner/name`, an exported file, or a model that `vitrail.load` returned. `images` are
     files, folders, patterns, lists, tar shards or tables; a PIL image, an array [H, W, C], a tensor [C, H, W], or a list of
-    them; a dataset. Keywords are fields of `InferenceOptions`: `device="cuda"`, `batch_size=16`, `size=(288, 288)`.
+    them; a dataset. For a model of clips they are videos: files, folders of frames, arrays [T, H, W, C]; the probabilities of
+    all views of a video are averaged. Keywords are fields of `InferenceOptions`: `device="cuda"`, `batch_size=16`,
+    `size=(288, 288)`.
     """
     return infer_rows(model, images, "logits", top, limit, options, keywords)
 
@@ -185,14 +188,24 @@ def infer_rows(
     if unknown := sorted(set(keywords) - {field.name for field in fields(InferenceOptions)}):
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}: InferenceOptions lists the known ones")
     chosen = replace(options or InferenceOptions(), **keywords)
-    inputs = collect_images(images)
+    inputs = collect_images(images, ask_media=ask_media(model, chosen.assume, chosen.take))
     count = len(inputs) if limit is None else min(limit, len(inputs))
     if chosen.panoptic and output_kind == "features":
         raise ValueError("panoptic= is for vitrail.predict: leave it out")
     pool = open_pool(model, "queries" if chosen.panoptic else output_kind, chosen, count)
+    check_media(pool.deployed, inputs)
     if output_kind == "logits" and top > 1:
         check_ranked(pool.deployed)
     return predict_rows(pool, inputs, 0, count, top)
+
+
+def check_media(deployed: DeployedModel, inputs: ImageInputs) -> None:
+    """Raise ValueError for images given to a model of clips, or for videos given to a model of images."""
+    contract = deployed.contract
+    if inputs.media != contract.media:
+        takes, found = contract.describe_inputs(), "an image" if inputs.media == "image" else "a video"
+        remedy = f"give {'images' if contract.media == 'image' else 'videos'}, or another model"
+        raise ValueError(f"{deployed.name} takes {takes}, and {inputs.name(0)} is {found}: {remedy}")
 
 
 def check_ranked(deployed: DeployedModel) -> None:
@@ -213,7 +226,12 @@ class RuntimePool:
 
     @property
     def inference(self) -> ImageInference:
-        return self.masks or RowInference(self.deployed.contract.preprocessing)
+        contract = self.deployed.contract
+        if contract.media == "video":
+            return ClipInference(
+                contract.preprocessing, None if self.deployed.output_kind == "features" else contract.activation
+            )
+        return self.masks or RowInference(contract.preprocessing)
 
 
 def device_type(runtime: Runtime) -> str:
@@ -300,7 +318,8 @@ def max_cpu_batch_size(contract: ModelContract, lanes: int) -> int:
     """Return the largest batch size tried on a CPU."""
     pipeline = contract.preprocessing
     outputs = 3 * len(contract.labels or ()) if contract.task.has_maps else 0  # logits, and copies of them
-    image_bytes = 4 * pipeline.size[0] * pipeline.size[1] * (pipeline.channels * ACTIVATION_FACTOR + outputs)
+    frames = 1 if pipeline.clip is None else pipeline.clip.frames
+    image_bytes = 4 * frames * pipeline.size[0] * pipeline.size[1] * (pipeline.channels * ACTIVATION_FACTOR + outputs)
     return max(1, min(parallel.MAX_BATCH_SIZE["cpu"], MAX_BATCH_BYTES // (image_bytes * lanes)))
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.dataset import Media
 from vitrail.deploy.predict.formats import RowFormat
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.predict.parallel import output_width
@@ -37,6 +38,7 @@ class Summary:
     processes: int = 1
     whole: bool = True  # False while other processes are still writing
     notes: tuple[str, ...] = ()
+    media: Media = "image"  # what the images are
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"notes": list(self.notes)}
@@ -91,7 +93,9 @@ def write_outputs(
     speed = round(seconds, 3), round((count - resumed) / max(1e-9, seconds), 3)
     compute = deployed.runtime.name, current_precision(deployed), pool.batch_size.size, len(pool.runtimes)
     notes = (*inputs.notes, *deployed.notes, *describe_precision(deployed))
-    return Summary(out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes)
+    return Summary(
+        out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes, inputs.media
+    )
 
 
 def compute_state_checksum(model: Model) -> str:

@@ -85,17 +85,25 @@ def open_exported_file(
             return open_program(path, output_kind, threads)
 
 
+def read_exported_contract(path: Path) -> ModelContract:
+    """Return the contract of an exported file without preparing its graph to run."""
+    match RUNTIME_SUFFIXES[path.suffix.lower()]:
+        case "onnx":
+            return read_contract(path, read_onnx_metadata(start_onnx(path, optimise=False)))[0]
+        case "openvino":
+            return read_contract(path, read_openvino_metadata(read_openvino(path)))[0]
+        case _:
+            from vitrail.deploy.export.torch_program import read_program
+
+            return read_program(path, weights=False)[0]
+
+
 def open_onnx(
     path: Path, output_kind: OutputKind = "logits", threads: int | None = None, timeout: float = BATCH_SECONDS
 ) -> Opened:
     """Open an ONNX file with ONNX Runtime."""
-    import_onnxruntime()  # if it is missing, the file is not to blame
-    check_file_exists(path)
-    try:
-        session = start_session(str(path), threads)
-    except Exception as error:  # damaged files raise many types without a common base
-        raise ValueError(f"{path}: not an ONNX model, or damaged ({first_error_line(error)})") from None
-    contract, preprocessing = read_contract(path, session.get_modelmeta().custom_metadata_map.get(METADATA_KEY))
+    session = start_onnx(path, threads)
+    contract, preprocessing = read_contract(path, read_onnx_metadata(session))
     inputs, outputs = ([entry.name for entry in part] for part in (session.get_inputs(), session.get_outputs()))
     check_graph(path, inputs, outputs, output_kind)
 
@@ -116,11 +124,27 @@ def open_onnx(
     return GraphRuntime("onnx", path, run, preprocessing, contract.precision), contract
 
 
-def start_session(model: str | bytes, threads: int | None = None) -> Any:
+def start_onnx(path: Path, threads: int | None = None, optimise: bool = True) -> Any:
+    """Return an ONNX Runtime session of a file; raise ValueError if it is damaged."""
+    import_onnxruntime()  # if it is missing, the file is not to blame
+    check_file_exists(path)
+    try:
+        return start_session(str(path), threads, optimise)
+    except Exception as error:  # damaged files raise many types without a common base
+        raise ValueError(f"{path}: not an ONNX model, or damaged ({first_error_line(error)})") from None
+
+
+def read_onnx_metadata(session: Any) -> str | None:
+    return session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+
+
+def start_session(model: str | bytes, threads: int | None = None, optimise: bool = True) -> Any:
     """Return an ONNX Runtime session of a file or of a serialised graph."""
     library = import_onnxruntime()
     options = library.SessionOptions()
     options.log_severity_level = 3
+    if not optimise:
+        options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
         options.intra_op_num_threads = threads
     return library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -134,21 +158,13 @@ def open_openvino(
     precision: str | None = None,  # of the computation; None for that of the file
 ) -> Opened:
     """Open an OpenVINO model, an .xml and its .bin."""
-    reader = openvino_core()
-    check_file_exists(path)
-    if not path.with_suffix(".bin").is_file():
-        raise FileNotFoundError(f"{path.with_suffix('.bin')} is missing: it holds the weights of {path.name}")
-    try:
-        model = reader.read_model(str(path))
-    except Exception as error:
-        raise ValueError(f"{path}: not an OpenVINO model, or damaged ({first_error_line(error)})") from None
-    text = str(model.get_rt_info([METADATA_KEY]).astype(str)) if model.has_rt_info([METADATA_KEY]) else None
-    contract, preprocessing = read_contract(path, text)
+    model = read_openvino(path)
+    contract, preprocessing = read_contract(path, read_openvino_metadata(model))
     inputs, outputs = ([name for port in part for name in sorted(port.names)] for part in (model.inputs, model.outputs))
     check_graph(path, inputs, outputs, output_kind)
     precision = precision or runnable_precision(contract.precision)
     try:
-        compiled = reader.compile_model(model, DEVICE, compile_settings(precision, threads))
+        compiled = openvino_core().compile_model(model, DEVICE, compile_settings(precision, threads))
     except Exception as error:
         raise ValueError(f"{path}: OpenVINO cannot run it here ({first_error_line(error)})") from None
     request, output = compiled.create_infer_request(), compiled.output(output_kind)
@@ -161,6 +177,22 @@ def open_openvino(
         return np.array(request.results[output])
 
     return GraphRuntime("openvino", path, run, preprocessing, precision), contract
+
+
+def read_openvino(path: Path) -> Any:
+    """Return the model of an .xml and its .bin; raise ValueError if they are damaged."""
+    reader = openvino_core()
+    check_file_exists(path)
+    if not path.with_suffix(".bin").is_file():
+        raise FileNotFoundError(f"{path.with_suffix('.bin')} is missing: it holds the weights of {path.name}")
+    try:
+        return reader.read_model(str(path))
+    except Exception as error:
+        raise ValueError(f"{path}: not an OpenVINO model, or damaged ({first_error_line(error)})") from None
+
+
+def read_openvino_metadata(model: Any) -> str | None:
+    return str(model.get_rt_info([METADATA_KEY]).astype(str)) if model.has_rt_info([METADATA_KEY]) else None
 
 
 def compile_settings(precision: str, threads: int | None) -> dict[str, Any]:

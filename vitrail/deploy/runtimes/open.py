@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,9 @@ import torch
 
 from vitrail.checkpoints import load as checkpoints
 from vitrail.data.class_names import name_outputs
+from vitrail.data.clip import Clip
+from vitrail.data.dataset import Media
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import (
     BATCH_SECONDS,
@@ -20,8 +23,14 @@ from vitrail.deploy.runtimes.base import (
     ModelContract,
     OutputKind,
     Runtime,
+    check_clip,
 )
-from vitrail.deploy.runtimes.exported import is_exported, open_exported_file, openvino_precisions
+from vitrail.deploy.runtimes.exported import (
+    is_exported,
+    open_exported_file,
+    openvino_precisions,
+    read_exported_contract,
+)
 from vitrail.deploy.runtimes.int8 import with_int8
 from vitrail.deploy.runtimes.precision import (
     CheckedRuntime,
@@ -34,7 +43,7 @@ from vitrail.deploy.runtimes.precision import (
 )
 from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
 from vitrail.inference import TorchRuntime
-from vitrail.models.base import Model, TokenConfig
+from vitrail.models.base import Model, ModelConfig, TokenConfig
 from vitrail.models.eomt import PackedQueries
 from vitrail.models.registry import config_from_json
 from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
@@ -45,6 +54,36 @@ from vitrail.utils.json import to_json
 from vitrail.utils.precision import PrecisionChoice, check_precision
 
 LOADED_MODEL = "the loaded model"  # in messages, in place of a path
+ASSUMED_STRIDE = 4  # between the frames of a clip, of checkpoints that do not state it
+
+
+def ask_media(
+    where: str | os.PathLike[str] | Model, assume: Mapping[str, Any] | None = None, take: str | None = None
+) -> Callable[[], Media]:
+    """Return a function that returns what a model takes, and reads that from its file when it is first called."""
+    known: list[Media] = []
+
+    def ask() -> Media:
+        if not known:
+            known.append(read_media(where, assume, take))
+        return known[0]
+
+    return ask
+
+
+def read_media(
+    where: str | os.PathLike[str] | Model, assume: Mapping[str, Any] | None = None, take: str | None = None
+) -> Media:
+    """Return what a model takes, images or videos, without reading the weights of its file."""
+    if isinstance(where, Model):
+        config = where.config
+    elif is_exported(os.fspath(where)):
+        config = config_from_json(read_exported_contract(Path(where)).config)
+    else:
+        path = checkpoints.find_weights(os.fspath(where))
+        with checkpoints.inspect_checkpoint(path, dict(assume or {}), take) as checkpoint:
+            config = checkpoint.contract.config
+    return "image" if config.frames is None else "video"
 
 
 def open_deployed_model(
@@ -262,6 +301,8 @@ def open_checkpoint(
     running = PackedQueries(model, "panoptic=") if output_kind == "queries" else merged
     runtime = TorchRuntime(running, contract.preprocessing, output_kind or "logits", device, precision)
     notes = (format_token_counts(merged.tokens_per_layer()),) if isinstance(merged, Merged) else ()
+    if has_assumed_clip(model):
+        notes += (f"{where} does not say which frames make a clip: {contract.preprocessing.clip} is assumed",)
     return DeployedModel(str(where), contract.name, contract, runtime, output_kind or "logits", model, notes)
 
 
@@ -279,7 +320,7 @@ def adapt_loaded(model: Model, device: torch.device, size: tuple[int, int] | Non
 
 def build_contract(where: str, path: Path | None, model: Model, size: tuple[int, int] | None = None) -> ModelContract:
     """Return the contract of a checkpoint, or of a loaded model if there is no path."""
-    pipeline = checkpoints.require_preprocessing(where, model)
+    pipeline = with_clip(where, checkpoints.require_preprocessing(where, model), model.config)
     if size is not None and pipeline.size != size:
         pipeline = pipeline.with_size(size)
     count = model.config.classes
@@ -290,6 +331,22 @@ def build_contract(where: str, path: Path | None, model: Model, size: tuple[int,
     stored = {"colours": read_colours(model), "ignore": read_ignored(model), "statistics": read_statistics(model)}
     contract = ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum, **stored)
     return with_fitted_preprocessing(where, contract)
+
+
+def has_assumed_clip(model: Model) -> bool:
+    """Return whether a model of clips comes without the rule that chooses their frames."""
+    return model.config.frames is not None and getattr(model.preprocessing, "clip", None) is None
+
+
+def with_clip(where: str, preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
+    """Return the preprocessing of a model, of clips with that of the published ones if it has none; raise if it does not fit."""
+    if config.frames is not None and preprocessing.clip is None:
+        preprocessing = replace(preprocessing, clip=Clip(config.frames, ASSUMED_STRIDE))
+    try:
+        check_clip(preprocessing, config)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return preprocessing
 
 
 def with_fitted_preprocessing(where: str, contract: ModelContract) -> ModelContract:

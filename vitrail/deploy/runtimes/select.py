@@ -184,6 +184,6 @@ def check_same_outputs(deployed: DeployedModel, path: Path, target: str) -> None
 
 
 def random_pixels(contract: ModelContract, count: int) -> np.ndarray:
-    """Return random pixels with a fixed seed, uint8 [B, C, H, W]."""
-    shape = (count, contract.preprocessing.channels, *contract.preprocessing.size)
+    """Return random pixels with a fixed seed, uint8 [B, C, H, W], of clips [B, C, T, H, W]."""
+    shape = (count, *contract.preprocessing.shape)
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)

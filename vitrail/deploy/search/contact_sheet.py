@@ -10,8 +10,9 @@ from PIL import Image, ImageOps
 from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.preprocessing import convert_image
 from vitrail.data.sources.files import printable_path
+from vitrail.data.video import open_video
 from vitrail.deploy.search.index import SearchIndex
-from vitrail.deploy.search.search import Neighbour, SearchResult
+from vitrail.deploy.search.search import Neighbour, SearchResult, is_video_path
 from vitrail.reports.charts.lines import render_bar
 from vitrail.reports.document import PageSection, render_document, write_html
 from vitrail.reports.html import Markup, h, isolate, join_markup
@@ -31,12 +32,13 @@ def build_sheet(index: SearchIndex, results: list[SearchResult], method: str) ->
     """Return the HTML of one or several queries with their neighbours."""
     first = results[0].query.name
     several = len(results) > 1
-    title = f"Nearest to {len(results)} images" if several else f"Nearest to {printable_path(first)}"
+    title = f"Nearest to {len(results)} {index.media}s" if several else f"Nearest to {printable_path(first)}"
     kicker = ("search", index.model.name, printable_path(index.folder.name))
-    lead = f"The nearest of {format_image_count(len(index.images))} by the cosine of {index.model.name} features, {method}."
+    count = format_image_count(len(index.images), index.media)
+    lead = f"The nearest of {count} by the cosine of {index.model.name} features, {method}."
     heading = [
         h("p", [h("span", isolate(text)) for text in kicker], class_="kicker"),
-        h("h1", "Nearest to ", f"{len(results)} images" if several else isolate(printable_path(first))),
+        h("h1", "Nearest to ", f"{len(results)} {index.media}s" if several else isolate(printable_path(first))),
         h("p", lead, class_="lead"),
     ]
     top = heading if several else [h("div", h("div", heading), query_figure(results[0]), class_="beside-it")]
@@ -45,7 +47,7 @@ def build_sheet(index: SearchIndex, results: list[SearchResult], method: str) ->
         name = printable_path(result.query.name)
         cards = [neighbour_card(rank, item) for rank, item in enumerate(result.neighbours, 1)]
         content = [query_figure(result) if several else None, h("div", cards, class_="cards near")]
-        parts.append((f"query-{number}", name, f"Nearest to {name}" if several else "Nearest images", content))
+        parts.append((f"query-{number}", name, f"Nearest to {name}" if several else f"Nearest {index.media}s", content))
     style = (files("vitrail.deploy.search") / "contact_sheet.css").read_text(encoding="utf-8").strip()
     single = "" if several else "\nnav { display: none; }"  # one section needs no navigation
     return render_document(title, index.model.checksum + first, top, parts, "the model and the image", style + single)
@@ -79,10 +81,19 @@ def embed_image(path: Path, size: int, large: bool = False) -> Markup:
     return h("img", src=source, alt=alt, class_="few-pixels" if pixelated else None)
 
 
+def open_still(path: Path, label: str) -> Image.Image:
+    """Open an image, or the frame in the middle of a video."""
+    if not is_video_path(path):
+        return open_image(str(path), label)
+    with open_video(str(path), label) as video:
+        (frame,) = (frame.copy() for frame in video.iter_frames([len(video) // 2]))
+        return frame
+
+
 def make_thumbnail(path: Path, size: int) -> tuple[bytes, str, bool]:
     """Return the bytes of an upright thumbnail, its format, and True if it is shown with visible pixels."""
     label = printable_path(str(path))
-    with name_image_errors(label), open_image(str(path), label) as image:
+    with name_image_errors(label), open_still(path, label) as image:
         image.draft(None, (size, size))
         upright = convert_image(ImageOps.exif_transpose(image), 4)
         background = Image.new("RGBA", upright.size, (*BACKGROUND, 255))

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 
+from vitrail.data.dataset import Media
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import ModelContract
 from vitrail.deploy.search.neighbours import ExactSearch, HNSWGraph, Recall, read_graph
@@ -94,6 +95,11 @@ class SearchIndex:
     unreadable: dict[str, str] = field(default_factory=dict)  # skipped: path and reason
     files: Mapping[str, IndexFile] = field(default_factory=dict)
     recall: Recall | None = None  # of the graph; None without one
+
+    @property
+    def media(self) -> Media:
+        """Return what was indexed: images or videos."""
+        return "image" if self.preprocessing.clip is None else "video"
 
     def image_path(self, row: int) -> Path:
         return self.folder / self.images[row].path

@@ -12,16 +12,18 @@ import numpy as np
 from vitrail.checkpoints.known_models import expand_name
 from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.sources.files import FileStore, FolderWalker, printable_path
-from vitrail.deploy.predict.inputs import ImageInputs
-from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, open_pool, predict_rows
+from vitrail.data.video import is_video_name, open_video
+from vitrail.deploy.predict.inputs import AskMedia, ImageInputs, select_media, take_images
+from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, check_media, open_pool, predict_rows
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
-from vitrail.deploy.runtimes.open import open_deployed_model
+from vitrail.deploy.runtimes.open import ask_media, open_deployed_model
 from vitrail.deploy.runtimes.precision import current_precision, describe_precision
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.deploy.search import index as files
 from vitrail.deploy.search.index import IndexedImage, IndexedModel, SearchIndex, VectorWriter, is_index, read_index
 from vitrail.deploy.search.neighbours import build_graph, normalise_rows, write_graph
+from vitrail.metrics.views import average_views
 from vitrail.utils.files import atomic_write, stage_output
 from vitrail.utils.precision import FLOAT_PRECISIONS
 from vitrail.utils.progress import ProgressCallback
@@ -77,7 +79,7 @@ def build_index(
     progress: ProgressCallback | None = None,
     report: MessageCallback | None = None,
 ) -> IndexingResult:
-    """Write the feature vectors of all images below a folder; with `update`, compute only new and changed images.
+    """Write the feature vectors of all images or videos below a folder; with `update`, compute only new and changed images.
 
     Queries use the precision of the vectors. With "auto" it is chosen once; an update and an exported file keep their own.
     """
@@ -88,7 +90,7 @@ def build_index(
         options = replace(options, precision=own if own in FLOAT_PRECISIONS else "fp32")
     if old is not None and not is_same_path(old.folder, folder):
         raise ValueError(f"{out} is an index of {old.folder}, not {folder}: give that folder, or another --out")
-    images = list_images(folder, progress)
+    images = list_images(folder, progress, ask_media(where, options.assume, options.take))
     graph = graph or (old is not None and old.recall is not None)
     builder = IndexBuilder(where, folder, options, graph, progress, report)
     if old is not None:
@@ -115,8 +117,10 @@ def is_same_path(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and os.path.samefile(one, other)
 
 
-def list_images(folder: Path, progress: ProgressCallback | None = None) -> list[IndexedImage]:
-    """Return all images below a folder, in order, with their sizes and times."""
+def list_images(
+    folder: Path, progress: ProgressCallback | None = None, ask_media: AskMedia = take_images
+) -> list[IndexedImage]:
+    """Return all images or videos below a folder, whichever the model takes, in order, with their sizes and times."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {problem}: give a folder of images")
@@ -124,7 +128,7 @@ def list_images(folder: Path, progress: ProgressCallback | None = None) -> list[
     walk.add_tree(root, set())
     if not len(walk.files):
         raise ValueError(f"no images in {folder}")
-    store = walk.files
+    store = select_media(walk, ask_media)
     paths = (os.path.relpath(store.path(item), root) for item in range(len(store)))
     return [IndexedImage(path, *file_stamp(store, item)) for item, path in enumerate(paths)]
 
@@ -193,7 +197,10 @@ class IndexBuilder:
     ) -> tuple[list[IndexedImage], dict[str, str]]:
         """Write the vectors of the readable images; return these images, and the errors of the others by path."""
         store = FileStore.from_paths(os.path.join(self.folder, image.path) for image in images)
+        store.media = "video" if images and is_video_path(self.folder / images[0].path) else "image"
         inputs = ImageInputs((store,), np.array([0, len(images)]), (None,))
+        if images:
+            check_media(pool.deployed, inputs)
         rows = predict_rows(pool, inputs, 0, len(images), progress=self.progress)
         pairs, read, unreadable = zip(images, rows, strict=True), [], {}
         while block := list(itertools.islice(pairs, ROWS_PER_WRITE)):
@@ -244,7 +251,7 @@ def find_neighbours(
 ) -> list[SearchResult]:
     """Return the nearest images of each query, without the query itself."""
     index.check_same_model(deployed.contract, deployed.where)
-    features = np.concatenate([deployed.runtime(load_query(deployed, path)[None]) for path in queries])
+    features = np.concatenate([embed_query(deployed, path) for path in queries])
     if not np.isfinite(features).all():
         bad = queries[int(np.flatnonzero(~np.isfinite(features).all(1))[0])]
         raise ValueError(f"the features of {bad} are not finite with {deployed.where}")
@@ -261,13 +268,24 @@ def find_neighbours(
     return results
 
 
-def load_query(deployed: DeployedModel, path: Path) -> np.ndarray:
-    """Return a preprocessed image, uint8 [C, H, W]; raise ValueError if it cannot be read."""
-    if not path.is_file():
-        raise ValueError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: give a query image")
+def is_video_path(path: Path) -> bool:
+    """Return True for a file of video or a folder of frames."""
+    return path.is_dir() or is_video_name(path.name)
+
+
+def embed_query(deployed: DeployedModel, path: Path) -> np.ndarray:
+    """Return the features of an image, or the mean over the views of a video, [1, F]; raise ValueError if it is unreadable."""
+    contract, is_video = deployed.contract, is_video_path(path)
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: give a query {contract.media}")
+    if is_video != (contract.media == "video"):
+        found = "a folder" if path.is_dir() else "a video" if is_video else "an image"
+        raise ValueError(f"{deployed.name} takes {contract.describe_inputs()}, and {path} is {found}")
     name = printable_path(str(path))
     try:
-        with name_image_errors(name), open_image(str(path), name) as image:
-            return deployed.contract.preprocessing.to_pixels(image).numpy()
+        with name_image_errors(name), open_video(str(path), name) if is_video else open_image(str(path), name) as item:
+            pixels = contract.preprocessing.to_row(item, None).numpy()
     except IMAGE_ERRORS as error:
-        raise ValueError(f"cannot read the query image: {error}") from error
+        raise ValueError(f"cannot read the query {contract.media}: {error}") from error
+    views = pixels if len(pixels.shape) > len(contract.preprocessing.shape) else pixels[None]
+    return average_views(np.concatenate([deployed.runtime(view[None]) for view in views])[None])
