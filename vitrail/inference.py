@@ -18,6 +18,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.workers import MAX_UNREADABLE
 from vitrail.metrics.calibration import probabilities, rank_classes, top_classes
+from vitrail.metrics.views import average_views
 from vitrail.nn.packing import can_pack, pack_module
 from vitrail.utils.devices import default_workers
 from vitrail.utils.precision import FLOAT_PRECISIONS, autocast, check_precision, torch_dtype
@@ -92,10 +93,12 @@ def run_batches(
     progress: ProgressCallback | None = None,
     stage: str = "",
     max_unreadable: int = MAX_UNREADABLE,  # images of one batch; more end the run
+    activation: str | None = None,
 ) -> Iterator[OutputBatch[T]]:
     """Yield the outputs of `forward` for every readable image of a dataset, in order, batch by batch.
 
-    If the preprocessing takes several views of a video, its outputs for them, arrays or tensors, are averaged.
+    If the preprocessing takes several views of a video, the outputs for them are averaged; with an `activation`, "softmax" or
+    "sigmoid", they are logits, and probabilities are averaged.
     """
     if batch_size < 1:
         raise ValueError(f"the batch size must be >= 1, got {batch_size}")
@@ -116,7 +119,8 @@ def run_batches(
         for batch in loader.iter_once():
             if len(batch.indices):
                 start = time.perf_counter()
-                outputs = forward(batch.pixels.numpy()) if views == 1 else average_views(forward, batch.pixels.numpy())
+                pixels = batch.pixels.numpy()
+                outputs = forward(pixels) if views == 1 else compute_views(forward, pixels, activation)
                 seconds = time.perf_counter() - start
                 done += len(batch.indices)
                 yield OutputBatch(batch.indices.numpy().copy(), outputs, seconds)
@@ -127,10 +131,10 @@ def run_batches(
         loader.close()
 
 
-def average_views(forward: Callable[[np.ndarray], Any], pixels: np.ndarray) -> Any:
-    """Return the mean outputs of `forward` over the views of videos, uint8 [B, V, C, T, H, W]."""
-    views = pixels.shape[1]
-    return sum(forward(np.ascontiguousarray(pixels[:, view])) for view in range(views)) / views
+def compute_views(forward: Callable[[np.ndarray], Any], pixels: np.ndarray, activation: str | None) -> Any:
+    """Return the mean outputs [B, K] of `forward` over the views of videos, uint8 [B, V, C, T, H, W], one view at a time."""
+    outputs = [forward(np.ascontiguousarray(pixels[:, view])) for view in range(pixels.shape[1])]
+    return average_views(np.stack(outputs, 1), activation)
 
 
 def load_pixels(

@@ -91,7 +91,7 @@ def add_arguments(parser: CommandParser) -> None:
     data.add_shared("--limit N")
     data.add_shared("--task", default="auto")
     data.add_shared("--quarantine FILE")
-    views = parser.add_group("videos", "the logits of all clips and crops of a video are averaged")
+    views = parser.add_group("videos", "the probabilities of all clips and crops of a video are averaged")
     views.add_option("--clips N", "clips of a video, evenly spaced [1, at its centre]", parse_positive)
     views.add_option("--crops M", "crops of each clip, along the longer side of the frames [1]", parse_positive)
     compute = parser.add_group("compute")

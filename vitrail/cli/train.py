@@ -3,7 +3,8 @@
 DATA is a folder of class folders of images or videos, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table,
 COCO JSON, tar shards, or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100, moving-digits. It is checked first; defective
 files are listed and left out. --init fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a
-trained model into a small one. The run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
+trained model into a small one. The run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and
+recipe.json.
 
 examples:
   vitrail train digits                                        a minute on a laptop

@@ -156,8 +156,8 @@ def evaluate(
     `split` is train, validation or test (default: test, else validation, else all images); `limit` a number of images, evenly
     spaced; `label_from`, `names` and `ignore` are as for `load_dataset`, where `ignore` is by default that of the models'
     training; `quarantine` is a list of images to leave out.
-    Of a video, a model of clips sees so many `clips`, evenly spaced, each cropped at so many places (`crops`), and its logits
-    are averaged; by default one clip and one crop, unless its preprocessing says otherwise.
+    Of a video, a model of clips sees so many `clips`, evenly spaced, each cropped at so many places (`crops`), and their
+    probabilities are averaged; by default one clip and one crop, unless its preprocessing says otherwise.
     `precision` is fp32, bf16, fp16, or "auto": the fastest by measurement, compared with fp32 on the first images.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.

@@ -138,6 +138,7 @@ def compute_rows(
         device=compute.device,
         progress=progress,
         stage="evaluating",
+        activation=deployed.contract.activation,
     ):
         model_seconds += batch.seconds
         is_finite = np.isfinite(batch.outputs).all(tuple(range(1, batch.outputs.ndim)))
