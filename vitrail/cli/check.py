@@ -85,8 +85,7 @@ def add_arguments(parser: CommandParser) -> None:
     near = "bits of 128 that may differ between near-duplicates [12]; none compares bytes only"
     parser.add_option("--near BITS", near, parse_bits, default=12)
     parser.add_option("--tiny N", "smallest accepted side in pixels [8]", parse_count, default=8)
-    clip = "clip of the model that videos are for: frames and stride; shorter videos are reported [16x4]"
-    parser.add_option("--clip TxS", clip, parse_clip_option)
+    parser.add_shared("--clip TxS", note="16x4; shorter videos are reported", type=parse_clip_option)
     parser.add_option("--imbalance X", "ratio of class sizes that is reported [10]", parse_ratio, default=10.0)
 
 

@@ -102,6 +102,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--no-cache": ("compute everything again and store nothing in the cache", {}),
     "--seed N": ("random seed [0]", {"type": int}),
     "--size N|HxW": ("input size in pixels [the model's]; position embeddings are resampled", {"type": parse_size}),
+    "--clip TxS": ("frames of a clip of a video, and the step between them: 16x4", {}),
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
     "--text-tower": ("both towers of a model like CLIP, not its image tower alone", {}),
     "--channels N": ("input channels", {"type": int}),
