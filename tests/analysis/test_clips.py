@@ -75,4 +75,7 @@ def test_what_a_model_of_clips_lacks_is_refused(tmp_path: Path, capsys: pytest.C
         assert f"{flag} does not support models of clips" in capsys.readouterr().err
     assert main(["inspect", str(model), str(video / "frame_0.png"), "--out", str(tmp_path / "out")]) == 2
     assert "takes videos, and" in capsys.readouterr().err
+    divided = save_model(tmp_path / "divided.safetensors", block="divided")
+    assert main(["inspect", str(divided), str(video), "--out", str(tmp_path / "out")]) == 2
+    assert "recording attention does not support divided attention" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitrail import __version__
 from vitrail.analysis.clips import ClipTrace, trace_clip
@@ -17,7 +18,6 @@ from vitrail.analysis.output import OutputFolder
 from vitrail.analysis.results import space_evenly
 from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_errors
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.video import Video
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.inference import top_classes
 from vitrail.models.base import Model
@@ -43,9 +43,9 @@ class ClipInspector:
     layers: Sequence[int] | None = None  # from 1; None for all
     is_sigmoid: bool = False
 
-    def trace(self, video: Video) -> ClipTrace:
-        """Return the attention of the central clip of a video."""
-        return trace_clip(self.model, self.preprocessing, self.preprocessing.to_pixels(video), self.layers)
+    def trace(self, pixels: Tensor) -> ClipTrace:
+        """Return the attention of a clip, uint8 [C, T, H, W]."""
+        return trace_clip(self.model, self.preprocessing, pixels, self.layers)
 
     def list_predictions(self, trace: ClipTrace) -> list[dict[str, Any]]:
         """Return the most probable classes, or the numbers of a regression model; none for features."""
@@ -95,11 +95,11 @@ def inspect_videos(
             path = inputs.name(index)
             try:
                 with name_image_errors(path), inputs.open(index) as video:
-                    assert isinstance(video, Video)
-                    trace = inspector.trace(video)
+                    pixels = inspector.preprocessing.to_pixels(video)
             except IMAGE_ERRORS as error:
                 skipped.append(f"{path}: {format_image_error(error, path)}")
                 continue
+            trace = inspector.trace(pixels)
             predicted = inspector.list_predictions(trace)
             words = describe_prediction(predicted)
             png = draw_clip(trace, Path(path).name, inspector.name, words, inspector.layers)
