@@ -10,13 +10,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitrail.checkpoints.card import push
-    from vitrail.checkpoints.load import load, save
+    from vitrail.checkpoints.load import load, load_towers, save
     from vitrail.data.audit import check
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.deploy.predict.predict import embed, predict
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
+    from vitrail.prompts import zero_shot
     from vitrail.training.estimator import VitrailClassifier
     from vitrail.training.train import pretrain, resume, train
 
@@ -32,12 +33,14 @@ _MODULES = {
     "embed": "vitrail.deploy.predict.predict",
     "evaluate": "vitrail.evaluation.evaluate",
     "load": "vitrail.checkpoints.load",
+    "load_towers": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
     "pretrain": "vitrail.training.train",
     "push": "vitrail.checkpoints.card",
     "resume": "vitrail.training.train",
     "save": "vitrail.checkpoints.load",
     "train": "vitrail.training.train",
+    "zero_shot": "vitrail.prompts",
 }
 
 __all__ = [
@@ -53,12 +56,14 @@ __all__ = [
     "embed",
     "evaluate",
     "load",
+    "load_towers",
     "predict",
     "pretrain",
     "push",
     "resume",
     "save",
     "train",
+    "zero_shot",
 ]
 
 

@@ -5,8 +5,8 @@ B images, C channels of H×W pixels, K classes, F features, Q queries of N value
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.workers import MAX_UNREADABLE
 from vitrail.metrics.calibration import probabilities, rank_classes, top_classes
+from vitrail.metrics.views import average_views
 from vitrail.nn.packing import can_pack, pack_module
 from vitrail.utils.devices import default_workers
 from vitrail.utils.precision import FLOAT_PRECISIONS, autocast, check_precision, torch_dtype
@@ -79,7 +80,9 @@ class OutputBatch(Generic[T]):
 
 
 def run_batches(
-    forward: Callable[[np.ndarray], T],  # takes uint8 pixels [B, C, H, W]; a Runtime, for example
+    forward: Callable[
+        [np.ndarray], T
+    ],  # takes uint8 pixels [B, C, H, W], of clips [B, C, T, H, W]; a Runtime, for example
     images: Images,
     preprocessing: Preprocessing,
     unreadable: dict[str, str],  # receives the name and the error of each image that cannot be read
@@ -90,8 +93,13 @@ def run_batches(
     progress: ProgressCallback | None = None,
     stage: str = "",
     max_unreadable: int = MAX_UNREADABLE,  # images of one batch; more end the run
+    activation: str | None = None,
 ) -> Iterator[OutputBatch[T]]:
-    """Yield the outputs of `forward` for every readable image of a dataset, in order, batch by batch."""
+    """Yield the outputs of `forward` for every readable image of a dataset, in order, batch by batch.
+
+    If the preprocessing takes several views of a video, the outputs for them are averaged; with an `activation`, "softmax" or
+    "sigmoid", they are logits, and probabilities are averaged.
+    """
     if batch_size < 1:
         raise ValueError(f"the batch size must be >= 1, got {batch_size}")
     if workers is None:
@@ -106,12 +114,13 @@ def run_batches(
         cache_bytes=0,  # images are read once
         max_unreadable=max_unreadable,
     )
-    done = 0
+    done, views = 0, 1 if preprocessing.clip is None else preprocessing.clip.views
     try:
         for batch in loader.iter_once():
             if len(batch.indices):
                 start = time.perf_counter()
-                outputs = forward(batch.pixels.numpy())
+                pixels = batch.pixels.numpy()
+                outputs = forward(pixels) if views == 1 else compute_views(forward, pixels, activation)
                 seconds = time.perf_counter() - start
                 done += len(batch.indices)
                 yield OutputBatch(batch.indices.numpy().copy(), outputs, seconds)
@@ -122,10 +131,21 @@ def run_batches(
         loader.close()
 
 
+def compute_views(forward: Callable[[np.ndarray], Any], pixels: np.ndarray, activation: str | None) -> Any:
+    """Return the mean outputs [B, K] of `forward` over the views of videos, uint8 [B, V, C, T, H, W], one view at a time."""
+    outputs = [forward(np.ascontiguousarray(pixels[:, view])) for view in range(pixels.shape[1])]
+    return average_views(np.stack(outputs, 1), activation)
+
+
 def load_pixels(
     images: Images, preprocessing: Preprocessing, progress: ProgressCallback | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices in the dataset, int64 [n]."""
+    """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices in the dataset, int64 [n].
+
+    Of a video they are those of its central clip, [C, T, H, W].
+    """
+    if preprocessing.clip is not None:
+        preprocessing = replace(preprocessing, clip=replace(preprocessing.clip, clips=1, crops=1))
     n, stage = len(images), "preparing"  # the pixels themselves are the outputs
     run = run_batches(np.copy, images, preprocessing, {}, workers=0, progress=progress, stage=stage, max_unreadable=n)
     if not (batches := list(run)):

@@ -133,6 +133,18 @@ def test_classes_absent_from_a_split(tmp_path):
     assert audit.is_ok  # a warning
 
 
+def test_classes_are_not_absent_because_all_masks_are_bad(tmp_path):
+    files = (
+        pairs("train/", choices=(0, 1, 9)) | pairs("val/", choices=(0, 1), first=10) | {"classes.txt": b"0 a\n1 b\n"}
+    )
+    audit = vitrail.check(tree(tmp_path, files), workers=0)
+    assert audit.counts == {"mask-value": 6}
+    assert "value 9 without a class" in audit.findings[0].detail
+    audit = vitrail.check(tree(tmp_path, files | {"classes.txt": b"0 a\n"}), workers=0)
+    assert "values 1, 9 without a class" in audit.findings[0].detail
+    assert not audit.select_findings(["absent-class"])
+
+
 def test_splits_with_other_classes_are_counted_by_name(tmp_path):
     tree(tmp_path, pairs("a/") | pairs("b/", choices=(1, 2), first=10))
     audit = vitrail.check({"train": tmp_path / "a", "validation": tmp_path / "b"}, workers=0)

@@ -74,5 +74,7 @@ def test_copies_in_two_splits_are_leaks_whatever_their_numbers(folder: Path, sam
     assert audit.counts["contradiction"] == (0 if same else 2)
     assert not audit.is_ok
     severities = {finding.kind: finding.severity for finding in audit.findings}
+    details = sorted(finding.detail for finding in audit.select_findings(["contradiction"]))
+    assert same or [text.partition("; ")[0] for text in details] == ["x 0", "x 7"]
     assert severities["leak"] == "error"
     assert severities.get("contradiction", "warning") == "warning"  # measured twice

@@ -221,7 +221,7 @@ def test_values_become_indices_and_255_is_ignored(tmp_path):
     assert ignoring["train"].classes == ("1", "255")  # one class alone would not be a task
     with pytest.raises(ValueError, match="ignore must be whole numbers"):
         load_dataset(tmp_path, ignore=-1)
-    with pytest.raises(ValueError, match="the value 300 of masks must be from 0 to 255"):
+    with pytest.raises(ValueError, match="ignore=300 must be a value of masks, from 0 to 255"):
         load_dataset(tmp_path, ignore=300)
 
 

@@ -99,7 +99,8 @@ def test_frames_have_columns_of_numbers(folder: Path) -> None:
         (10**400, "is too large"),
         ("12a", "'12a' is not a number"),
         ("1_000", "'1_000' is not a number"),
-        ("1,5", "'1,5' is not a number"),
+        ("1,5", "'1,5' is not a number: use a decimal point"),
+        ("1,5,2", "'1,5,2' is not a number"),
         ("\u0661\u0662", "'\u0661\u0662' is not a number"),  # digits, but not ASCII
         ("0x10", "'0x10' is not a number"),
         ("=1+1", "'=1+1' is not a number"),

@@ -90,6 +90,24 @@ def test_refusals_are_one_line(files, message, tmp_path, capsys):
     assert message in line
 
 
+def test_a_folder_of_masks_without_images_is_named(tmp_path, capsys):
+    tree(tmp_path, {f"empty/images/{i}.jpg": photo(i) for i in range(6)} | {"empty/masks/0.npy": b"array"})
+    (line,) = run(capsys, "empty", code=2).splitlines()
+    assert "empty/masks has no images: save masks as PNG, or use classes:empty for classes" in line
+
+
+def test_one_image_is_not_enough_to_train(tmp_path, capsys):
+    tree(tmp_path / "one", {"images/0.jpg": photo(0), "masks/0.png": png(values(1))})
+    shown = run(capsys, "one")
+    assert "in no mask of validation; 1 image of train has it" in shown
+    assert shown.splitlines()[-1].endswith("no errors, but training needs images of a validation split.")
+
+
+def test_one_value_is_no_plural(tmp_path, capsys):
+    tree(tmp_path / "flat", pairs(choices=(1,)))
+    assert "classes are the only value of the masks" in run(capsys, "flat")
+
+
 def test_coco_files(tmp_path, capsys):
     write(tmp_path / "coco", coco([{"segmentation": [box(0, 0, 15, 20)]}]))
     result = json.loads(run(capsys, "coco", "--json"))

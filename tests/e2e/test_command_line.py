@@ -88,6 +88,7 @@ def test_describe_accepts_resnets():
             "vitrail check: unknown option --lable-from: did you mean --label-from?",
         ),
         (["check", "photos", "--zzzzzz"], "vitrail check: unknown option --zzzzzz: see vitrail check --help"),
+        (["train", "photos", "--width", "9"], "vitrail train: unknown option --width: see vitrail train --help"),
         (["check", "photos", "more"], "vitrail check: unexpected argument 'more': see vitrail check --help"),
         (["--zzz"], "vitrail: "),
         ([], "COMMAND"),
@@ -99,6 +100,14 @@ def test_user_errors_are_one_line_with_exit_code_2(arguments, message):
     (line,) = result.stderr.splitlines()
     assert message in line
     assert result.stdout == ""
+
+
+def test_a_run_is_not_data(tmp_path):
+    run = tmp_path / "photos-finetune-1"
+    run.mkdir()
+    (run / "recipe.json").write_text("{}")
+    (line,) = vitrail("train", str(run), check=False).stderr.splitlines()
+    assert line == f"vitrail train: {run} is a run, not data: use vitrail train --resume {run} to continue it"
 
 
 def test_traceback_option_shows_the_traceback():
@@ -123,7 +132,7 @@ def test_help_lists_the_names_of_every_slot():
 # Options whose value has another meaning in another command, such as the file that the command writes.
 OTHER_MEANINGS = {
     *("out", "format", "resume", "force", "top", "recipe", "limit", "workers", "batch-size", "model"),
-    *("quiet", "quarantine", "threads", "to", "minutes", "tolerance"),
+    *("quiet", "quarantine", "threads", "to", "minutes", "tolerance", "classes"),
 }
 
 

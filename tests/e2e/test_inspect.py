@@ -243,7 +243,8 @@ def test_models_without_usable_preprocessing_are_refused(photographs, tmp_path, 
     for where, message in {
         tmp_path / "bare.safetensors": "save it again with vitrail.save(…, preprocessing=…)",
         tmp_path / "five.safetensors": "takes 5 channels, images have 1, 3 or 4: ",
-        run: f"is an unfinished run: continue it with --resume {run}, or use {run}/best.safetensors, its best so far",
+        run: f"is an unfinished run: continue it with vitrail train --resume {run}, "
+        f"or use {run}/best.safetensors, its best so far",
     }.items():
         code, stdout, stderr = ran(where, photographs, "--out", tmp_path / "out", capsys=capsys)
         assert (code, stdout) == (2, "")

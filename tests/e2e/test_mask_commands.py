@@ -196,7 +196,7 @@ def test_evaluation_ignores_what_the_training_ignored(tmp: Path, ignoring: Path)
 
 def test_ignore_overrides_what_the_training_ignored(tmp: Path, ignoring: Path) -> None:
     line = last_line(run(tmp, "evaluate", str(ignoring), "others", "--ignore", "255"))
-    assert "was not trained on the classes '2': name them as in training, or use --ignore" in line
+    assert "was not trained on the classes '2': name them as in training, or add their values to --ignore" in line
     found = run_json(tmp, "evaluate", str(ignoring), "others", "--ignore", "1,2")
     assert [row["class"] for row in found["per_class"] if row["pixels"]] == ["0"]
 

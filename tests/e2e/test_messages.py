@@ -39,7 +39,7 @@ PYTHON_INTERFACE += ("evaluation/loading.py", "evaluation/class_mapping.py", "de
         ("leave it out, or use settings=", "leave it out, or use --set"),
         ("give assume={'size': 'HxW'}", "give --assume size=HxW"),
         ("give assume={'heads': …}", "give --assume heads=…"),
-        ("use vitrail.resume('runs/a')", "use --resume runs/a"),
+        ("use vitrail.resume('runs/a')", "use vitrail train --resume runs/a"),
         ("give the object, vitrail.resume(RUN, data=OBJECT)", "give the object, vitrail.resume(RUN, data=OBJECT)"),
         ("use vitrail.pretrain with method='dino'", "use vitrail pretrain with --method dino"),
         ("set optimizer.lr=3, or other=4", "set optimizer.lr=3, or other=4"),
@@ -62,7 +62,10 @@ def test_the_same_error_in_python_and_on_the_command_line(capsys: pytest.Capture
     with pytest.raises(ValueError, match=r"^no method: give method='mpp', .* or method='features'$"):
         vitrail.pretrain("digits")
     assert main(["pretrain", "digits"]) == 2
-    assert "no method: give --method mpp, --method mae, --method dino or --method features" in capsys.readouterr().err
+    assert (
+        "no method: give --method mpp, --method mae, --method videomae, --method dino or --method features"
+        in capsys.readouterr().err
+    )
     with pytest.raises(ValueError, match=r"^mae trains without labels: use vitrail\.pretrain with method='mae'$"):
         vitrail.train("digits", recipe="mae")
     assert main(["train", "digits", "--recipe", "mae"]) == 2

@@ -203,6 +203,7 @@ def test_check_shows_ranges_and_names_bad_rows(tmp: Path) -> None:
         assert text in done.stdout, text
     good = forked.run("check", "grey.csv", *TARGETS, cwd=tmp, env=environment(tmp))
     assert (good.returncode, "ready to train" in good.stdout) == (0, True)
+    assert "\n\n\n" not in good.stdout
 
 
 def test_bad_rows_are_left_out_and_listed(tmp: Path) -> None:

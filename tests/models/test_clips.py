@@ -1,5 +1,7 @@
 """Vision Transformers of clips: every slot, sizes, masking, costs, export and inflation."""
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,12 +9,18 @@ from torch import nn
 
 import vitrail
 from tests.models.test_cost import counted_by_torch
+from tests.objectives.made import draw
 from tests.variants import CLIP, CLIP_SLOTS, DIVIDED, SMALL
+from vitrail.cli import main
+from vitrail.data.clip import Clip
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import Unsupported
 from vitrail.models.flops import count
-from vitrail.models.registry import build_from, config_from_json, configure
+from vitrail.models.registry import build_from, build_segmenter, config_from_json, configure
 from vitrail.nn.embed import Tubelets
+from vitrail.nn.packing import pack_module
 from vitrail.nn.resampling import resample_steps
+from vitrail.objectives.classification import Classification, mix_pairs
 from vitrail.utils.json import to_json
 
 JOINT = {name: slots for name, slots in CLIP_SLOTS.items() if slots.get("block") != "divided"}
@@ -60,6 +68,17 @@ def test_multiply_adds_and_parameters_are_those_of_the_built_model(config):
     assert cost.params == sum(p.numel() for p in build_from(config).parameters())
 
 
+def test_published_models_have_the_published_costs():
+    """The papers count the multiply-adds of a clip as 180 G (VideoMAE, ViT-B) and 0.59 T in three crops (TimeSformer)."""
+    cost = count(configure("B/16", frames=16, position="sinusoid1d", pool="mean-norm", key_bias=False, classes=400))
+    assert round(cost.macs_every_token / 1e9) == 180
+    assert round(cost.params / 1e6) == 87
+    cost = count(configure("B/16", frames=8, tubelet=1, **DIVIDED, classes=400))
+    assert round(3 * cost.macs_every_token / 1e12, 2) == 0.59
+    assert round(cost.params / 1e6, 0) == 122
+    assert cost.attention_bytes_total == 12 * 12 * (8 * 196**2 + 196 * 8**2) * 4
+
+
 def test_another_size_gives_what_the_resized_model_gives(config):
     model, x = randomise(build_from(config)), clips(8, 24, 32)
     resized = model.resize((24, 32), frames=8)
@@ -77,8 +96,10 @@ def test_configurations_come_back_from_json_and_models_from_files(config, tmp_pa
     assert vitrail.load(tmp_path / "clip.safetensors", frames=8)(clips(8, 16, 24)).isfinite().all()
 
 
-def test_traced_models_have_the_same_logits(config):
-    model, x = randomise(build_from(config)), clips(4, 16, 24)
+@pytest.mark.parametrize("name", ["ViViT", "VideoMAE", "divided, registers", "rotary3d, mean"])
+def test_traced_models_have_the_same_logits(name):
+    torch.manual_seed(0)
+    model, x = randomise(build_from(configure(**{**CLIP, **CLIP_SLOTS[name]}))), clips(4, 16, 24)
     program = torch.export.export(model.with_constants(), (x,)).module()
     torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(Unsupported, match="dynamic_size= does not support models of clips"):
@@ -183,7 +204,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     image, clip = vitrail.build(**SMALL), build_from(configure(**CLIP))
     refused(lambda: configure(**{**CLIP, "frames": 5}), "5 frames", "tubelets of 2", "use 4 or 6")
     refused(lambda: configure(**{**CLIP, "frames": 1}), "1 frames", "use 2")
-    refused(lambda: configure(**SMALL, tubelet=2), "tubelet=2", "give frames too")
+    refused(lambda: configure(**SMALL, tubelet=2), "tubelet=2", "give frames=16 too")
     refused(lambda: configure(**CLIP, embed="conv-stem"), "frames=4", "ConvStem", "Tubelets")
     refused(lambda: configure(**SMALL, embed=Tubelets(2, 8)), "frames=None", "give frames")
     refused(lambda: configure(**CLIP, position="relative"), "Relative positions are not for clips", error=Unsupported)
@@ -205,8 +226,20 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     keep = torch.zeros(1, 2, dtype=torch.long)
     refused(lambda: divided(torch.zeros(1, 3, 4, 16, 24), keep), "keep leaves some out", error=Unsupported)
     refused(lambda: divided.merge_tokens(1), "token merging", "divided", error=Unsupported)
+    refused(lambda: clip.merge_tokens(-1), "at least 0")
+    backbone = {**CLIP, "decoder": "linear"}
+    refused(lambda: build_segmenter(**backbone), "segmentation", "model of images", error=Unsupported)
     vitrail.save(clip, tmp_path / "clip.safetensors")
     refused(lambda: vitrail.load(tmp_path / "clip.safetensors", frames=3), "3 frames", "use 2 or 4")
+
+
+def test_tokens_of_clips_are_merged():
+    torch.manual_seed(0)
+    model, x = randomise(build_from(configure(**{**CLIP, "depth": 4}))), clips(4, 16, 24)
+    torch.testing.assert_close(model.merge_tokens(0)(x), model(x), rtol=1e-4, atol=1e-5)
+    merged = model.merge_tokens(3)
+    assert merged.tokens_per_layer() == (13, 13, 10, 7)
+    assert merged(x).isfinite().all()
 
 
 def test_attention_of_joint_models_is_recorded_and_image_analysis_refused():
@@ -220,3 +253,72 @@ def test_attention_of_joint_models_is_recorded_and_image_analysis_refused():
     divided = build_from(configure(**CLIP, **DIVIDED))
     with pytest.raises(Unsupported, match="divided attention"), record_attention(divided):
         divided(x)
+
+
+def test_packed_and_checkpointed_models_compute_the_same(config):
+    model, x = randomise(build_from(config)), clips(4, 16, 24)
+    with torch.inference_mode():
+        expected = model(x)
+        torch.testing.assert_close(pack_module(model, torch.float32)(x), expected, rtol=1e-4, atol=1e-5)
+    model.train().activation_checkpointing = True
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    model(x).sum().backward()
+    assert all(p.grad is not None for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("slots", [{}, {**DIVIDED, "tubelet": 1}], ids=["joint", "divided"])
+def test_labels_of_clips_are_learnt_with_mixing(slots):
+    """Two classes that differ in their motion only: which of the halves of a clip is bright."""
+    torch.manual_seed(0)
+    spec = Classification(mixup=0.2, cutmix=1.0, patch_dropout=0.0 if slots else 0.25)
+    config = configure(**{**CLIP, **slots, "classes": 2, "init": "deit"})
+    loss = spec.build(build_from(config))
+    optimizer = torch.optim.AdamW(loss.parameters(), lr=2e-3)
+    targets = torch.arange(16) % 2
+    bright = torch.stack((1 - targets, 1 - targets, targets, targets), 1)[:, None, :, None, None]
+    x = bright.float().expand(16, 3, 4, 16, 24) + 0.1 * torch.randn(16, 3, 4, 16, 24)
+    for step in range(40):
+        loss(x, targets, draw(16, step=step))["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        assert (
+            F.cross_entropy(loss.model.eval()(x), targets) < 0.8 * 0.69
+        )  # 0.69 is chance; 0.16 and 0.21 where measured
+
+
+def test_mixing_cuts_the_same_box_from_every_frame():
+    x = torch.stack((torch.zeros(3, 4, 16, 24), torch.ones(3, 4, 16, 24)))
+    mixed, _ = mix_pairs(x, torch.eye(2), 0.0, 1.0, draw(2))
+    assert torch.equal(mixed, mixed[:, :, :1].expand_as(mixed))
+    image, _ = mix_pairs(x[:, :, 0], torch.eye(2), 0.0, 1.0, draw(2))
+    assert torch.equal(mixed[:, :, 0], image)
+
+
+def test_describe_counts_a_clip_and_refuses_frames_that_do_not_fit(capsys):
+    assert main(["describe", "S/16", "--frames", "8", "--tubelet", "2", "--size", "32", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["frames"] == 8
+    assert described["macs"] == counted_by_torch(configure("S/16", frames=8, image_size=32), 1)
+    assert described["tokens"] == 1 + 4 * 2 * 2
+    assert main(["describe", "S/16", "--frames", "8", "--size", "32"]) == 0
+    assert "S/16: 1 clip of 8×32×32" in capsys.readouterr().out
+    assert main(["describe", "S/16", "--frames", "9"]) == 2
+    assert capsys.readouterr().err == "vitrail describe: 9 frames are not divisible into tubelets of 2: use 8 or 10\n"
+    assert main(["describe", "S/16", "--tubelet", "2"]) == 2
+    assert "give --frames 16 too" in capsys.readouterr().err
+
+
+def test_preprocessing_has_the_frames_of_the_model(tmp_path):
+    path, pipeline = tmp_path / "clip.safetensors", Preprocessing((16, 24), (16, 24), clip=Clip(4, 8))
+    model = build_from(configure(**CLIP))
+    vitrail.save(model, path, preprocessing=pipeline)
+    longer = vitrail.load(path).resize(frames=8)
+    assert longer.preprocessing.clip == vitrail.load(path, frames=8).preprocessing.clip == Clip(8, 8)
+    vitrail.save(longer, path)
+    images = vitrail.build(**SMALL)
+    images.preprocessing = Preprocessing((32, 48), (32, 48))
+    assert images.inflate(4).preprocessing is None
+    refused(lambda: vitrail.save(longer, path, preprocessing=pipeline), "clips of 4 frames", "clips of 8 frames")
+    refused(lambda: vitrail.save(images, path, preprocessing=pipeline), "clips of 4 frames", "takes images")
+    refused(lambda: vitrail.save(model, path, preprocessing=images.preprocessing), "gives images", "clips of 4 frames")

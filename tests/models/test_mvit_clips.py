@@ -13,7 +13,7 @@ from vitrail.models.adapt import with_size
 from vitrail.models.base import Unsupported
 from vitrail.models.flops import count
 from vitrail.models.lora import tune
-from vitrail.models.registry import build_segmenter, config_from_json, configure, lay_out
+from vitrail.models.registry import build_segmenter, config_from_json, configure
 from vitrail.nn.multiscale import SeparatePositions
 from vitrail.utils.json import to_json
 
@@ -84,10 +84,9 @@ def test_resizing_gives_what_the_model_gives_at_that_shape(form):
 
 @every_form
 def test_more_frames_give_what_the_model_gives_at_that_length(form):
-    model, clip = build(**form), torch.randn(1, 3, 9, 32, 32)
-    config = model.config.with_frames(9)
-    longer = lay_out(config).eval()
-    longer.load_state_dict(config.resize_state(model.state_dict(), config.input_size))
+    model, clip = build(**form), torch.randn(1, 3, 9, 40, 32)
+    longer = model.resize((40, 32), frames=9)
+    assert longer.config.input_size == (9, 40, 32)
     torch.testing.assert_close(longer(clip), model(clip))
 
 

@@ -82,7 +82,8 @@ def test_tables_keep_their_precision():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "nearest"}, "kind of resampling must be 'bicubic', 'linear' or 'geometric', got 'nearest'"),
+        ({"kind": "cubic"}, "kind of resampling must be 'bicubic', 'linear', 'geometric' or 'nearest', got 'cubic'"),
+        ({"kind": "nearest"}, "nearest resampling supports none of antialias, align_corners and an offset"),
         ({"antialias": False, "offset": 1.5}, "offset of resampling must be at least 0 and below 1, got 1.5"),
         ({"offset": 0.1}, "only one of antialias, align_corners and an offset"),
         ({"align_corners": True}, "only one of antialias, align_corners and an offset"),

@@ -66,6 +66,18 @@ def test_mixed_targets_match_the_mixed_pixels(mixup: float, cutmix: float) -> No
     assert (targets.diagonal() < 1).any()
 
 
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_all_frames_of_a_clip_are_mixed_alike(mixup: float, cutmix: float) -> None:
+    """Each frame is mixed as an image with the same random numbers: by one ratio, or in one box."""
+    b = 8
+    clips = torch.randn(b, 3, 4, 16, 16)
+    mixed, targets = mix_pairs(clips, torch.eye(b), mixup, cutmix, draw(b))
+    for frame in range(4):
+        image, image_targets = mix_pairs(clips[:, :, frame], torch.eye(b), mixup, cutmix, draw(b))
+        torch.testing.assert_close(mixed[:, :, frame], image)
+        torch.testing.assert_close(targets, image_targets)
+
+
 def test_last_image_without_a_partner_is_unchanged() -> None:
     images = torch.randn(5, 1, 8, 8)
     mixed, targets = mix_pairs(images, torch.eye(5), 0.8, 1.0, draw(5))

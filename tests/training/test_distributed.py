@@ -109,6 +109,13 @@ def test_batch_statistics_are_those_of_both_processes(tmp: Path) -> None:
     assert_near(tmp / "stem", tmp / "stem-alone")
 
 
+def test_two_processes_train_on_videos_as_one(tmp: Path) -> None:
+    options = ("moving-digits:64", *SMALL, *PLAIN, "--steps", "4")  # the last one counts
+    trained(tmp, *options, "--out", "clips-alone")
+    run(tmp, 2, *options, "--out", "clips")
+    assert_near(tmp / "clips", tmp / "clips-alone")
+
+
 def test_run_of_two_resumes_on_one(tmp: Path, alone: Path) -> None:
     first = ("--set", "schedule=Constant", "--set", "validate_every=0.25")
     trained(tmp, "digits", "--out", "one", *SMALL, *LINEAR, *first)

@@ -4,5 +4,5 @@
 """
 
 # of conversions
-TARGET_NAMES = ("vitrail", "timm", "hf", "big_vision", "torchvision", "vit-pytorch", "clip", "dinov2", "dinov3")
-TARGET_NAMES += ("videomae", "timesformer")  # of models of clips
+IMAGE_TARGET_NAMES = ("vitrail", "timm", "hf", "big_vision", "torchvision", "vit-pytorch", "clip", "dinov2", "dinov3")
+TARGET_NAMES = (*IMAGE_TARGET_NAMES, "videomae", "timesformer")  # the last two are for models of clips

@@ -196,8 +196,10 @@ def find_low_rank(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
 def read_adapter(directory: str | Path, config: ModelConfig) -> Adapter:
     """Return the changes of the adapter in a directory to a model of this configuration; raise if unsupported."""
     folder = Path(directory)
-    if not isinstance(config, TokenConfig):
-        raise ValueError(f"{folder} is an adapter of a Vision Transformer: give the one that it was trained on")
+    if not isinstance(config, TokenConfig) or config.frames is not None:
+        raise ValueError(
+            f"{folder} is an adapter of a Vision Transformer of images: give the one that it was trained on"
+        )
     config_path, path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     if not config_path.is_file():
         raise ValueError(f"{folder} is no adapter: it has no {CONFIG_FILE}")

@@ -1,8 +1,8 @@
 """The artifact: one safetensors file with a model's weights, configuration, labels, preprocessing and provenance.
 
-The header's metadata has three entries: `vitrail`, a JSON text with everything that is not a tensor; `vitrail.tensors`, the
-SHA-256 of every tensor's bytes; and `vitrail.checksum`, the SHA-256 of the header itself, computed with these 64 digits at
-zero. So a change of any byte of the file is detected.
+A tokeniser is a tensor of bytes beside the weights. The header's metadata has three entries: `vitrail`, a JSON text with
+everything that is not a tensor; `vitrail.tensors`, the SHA-256 of every tensor's bytes; and `vitrail.checksum`, the SHA-256
+of the header itself, computed with these 64 digits at zero. So a change of any byte of the file is detected.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from vitrail.checkpoints.formats import MAX_LAYERS, LabelsAndPreprocessing
 from vitrail.checkpoints.io import safetensors
 from vitrail.checkpoints.io.source import parse_json
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.tokenizer import Tokenizer
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import config_from_json
 from vitrail.utils.json import dataclass_from_json, to_json
@@ -26,6 +27,7 @@ from vitrail.utils.json import dataclass_from_json, to_json
 ARTIFACT_VERSION = 1
 CHECKSUM_PATTERN = re.compile(rb'"vitrail\.checksum":"([0-9a-f]{64})"')
 ZERO_CHECKSUM = "0" * 64
+TOKENIZER_TENSOR = "tokenizer"  # uint8; no weight has this name
 MAX_CONFIG_VALUE = 10_000_000  # of any number in a configuration
 
 
@@ -37,6 +39,7 @@ class CheckpointContract:
     labels: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
     card: dict[str, Any] = field(default_factory=dict)  # recipe, metrics, provenance, licence: JSON
+    tokenizer: Tokenizer | None = None  # of a text tower
 
 
 def is_artifact(metadata: Mapping[str, str]) -> bool:
@@ -45,6 +48,8 @@ def is_artifact(metadata: Mapping[str, str]) -> bool:
 
 def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: CheckpointContract) -> None:
     """Write the file atomically."""
+    if contract.tokenizer is not None:
+        tensors = {**tensors, TOKENIZER_TENSOR: contract.tokenizer.to_bytes()}
     tensors = safetensors.sort_tensors(tensors)
     about = {
         "version": ARTIFACT_VERSION,

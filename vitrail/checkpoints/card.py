@@ -178,11 +178,13 @@ def _render_labels(contract: CheckpointContract) -> str:
 
 def render_usage(contract: CheckpointContract, repo: str) -> str:
     """Return runnable code that opens the model in vitrail, timm and transformers."""
+    has_text = contract.config.text_tower is not None
+    texts = ', model.tokenizer(["a cat", "a dog"])' if has_text else ""
     parts = [
         "## Use\n\nIn vitrail:\n\n```python\nimport vitrail\nfrom PIL import Image\n\n"
-        f'model = vitrail.load("hf://{repo}")\n'
+        f'model = vitrail.load{"_towers" if has_text else ""}("hf://{repo}")\n'
         'image = model.preprocessing(Image.open("image.jpg")).unsqueeze(0)\n'
-        "logits = model(image)\n```"
+        f"logits = model(image{texts})\n```"
     ]
     for to, title in (("timm", "timm"), ("hf", "transformers")):
         try:
@@ -218,8 +220,9 @@ def _render_timm_usage(contract: CheckpointContract, repo: str) -> str:
 def _render_transformers_usage(contract: CheckpointContract, repo: str) -> str:
     kinds = {"classes": "AutoModelForImageClassification", "masks": "AutoModelForUniversalSegmentation"}
     body = "AutoModel" if contract.config.classes is None else kinds[contract.config.output_kind]
+    towers = "" if contract.config.text_tower is None else " --text-tower"
     return (
-        f"In transformers:\n\n```console\n$ vitrail convert hf://{repo} transformers --to hf\n```\n\n```python\n"
+        f"In transformers:\n\n```console\n$ vitrail convert hf://{repo} transformers --to hf{towers}\n```\n\n```python\n"
         f"from transformers import AutoImageProcessor, {body}\n\n"
         f'model = {body}.from_pretrained("transformers")\n'
         'processor = AutoImageProcessor.from_pretrained("transformers")\n```'
@@ -246,7 +249,8 @@ def push(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(given, folder / "model.safetensors", **about)
-        with open_and_detect(folder / "model.safetensors") as checkpoint:
+        both = given.config.text_tower is not None
+        with open_and_detect(folder / "model.safetensors", towers=both) as checkpoint:
             contract = checkpoint.contract
         params = sum(parameter.numel() for parameter in given.parameters())
         (folder / "README.md").write_text(render_model_card(contract, repo, params), encoding="utf-8")

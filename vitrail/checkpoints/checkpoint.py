@@ -11,14 +11,23 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.artifact import CheckpointContract, hash_tensor, is_artifact, read_contract
-from vitrail.checkpoints.detect import FORMATS, Detection, detect_format, match_artifact
-from vitrail.checkpoints.formats import FILE_NAME_KEY, PERIODS_KEY, clip, timm, transformers
-from vitrail.checkpoints.io import open_checkpoint
+from vitrail.checkpoints.artifact import (
+    TOKENIZER_TENSOR,
+    CheckpointContract,
+    hash_tensor,
+    is_artifact,
+    read_contract,
+)
+from vitrail.checkpoints.detect import FORMATS, TOWER_FORMATS, Detection, detect_format, match_artifact
+from vitrail.checkpoints.formats import FILE_NAME_KEY, PERIODS_KEY, clip, get_object, timm, transformers
+from vitrail.checkpoints.io import INDEX_FILES, WEIGHT_FILES, open_checkpoint
 from vitrail.checkpoints.io.safetensors import SafetensorsFile
 from vitrail.checkpoints.io.source import TensorFile
 from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
+from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
+from vitrail.data.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
+from vitrail.models.base import ModelConfig
 from vitrail.models.registry import build_from
 from vitrail.models.vit_config import parse_resampling
 
@@ -26,6 +35,7 @@ ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
 ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window", "periods", "block")
 ARCHITECTURE_KEYS += ("frames",)  # of a clip
+ARCHITECTURE_KEYS += ("text_heads", "text_gelu", "text_eps", "text_token")  # of a text tower
 PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
 
@@ -100,6 +110,18 @@ class Checkpoint:
             state |= {name: fresh[name] for name in self.random_tensors}
         return state
 
+    def read_own_tokenizer(self) -> Tokenizer | None:
+        """Return the tokeniser of an artifact; None if it has none."""
+        if TOKENIZER_TENSOR not in self.source.specs:
+            return None
+        data = self._read_tensor(TOKENIZER_TENSOR, mmap=False)
+        if data.dtype != torch.uint8 or data.ndim != 1:
+            raise self.source.error(f"damaged tokeniser: {data.dtype} {list(data.shape)} is no row of bytes")
+        try:
+            return check_tokenizer(Tokenizer.from_bytes(data), self.contract.config)
+        except ValueError as error:
+            raise self.source.error(str(error)) from None
+
     def _read_tensors(self, entry: KeyMapping, mmap: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Return their tensors and ours for one key. Row blocks of one tensor are read directly into it."""
         specs = [self.source.specs[name] for name in entry.theirs]
@@ -148,14 +170,19 @@ def incomplete_error(path: Path, detection: Detection, limit: int = 12) -> Value
     return ValueError("\n".join(lines))
 
 
-def open_and_detect(path: Path, assume: Mapping[str, Any] | None = None, take: str | None = None) -> Checkpoint:
-    """Open a file or directory and detect its format from its header."""
+def open_and_detect(
+    path: Path, assume: Mapping[str, Any] | None = None, take: str | None = None, towers: bool = False
+) -> Checkpoint:
+    """Open a file or directory and detect its format from its header.
+
+    Of a file with an image tower and a text tower, both are read with `towers`, otherwise the image tower.
+    """
     assume = parse_assumptions(assume or {})
     source = open_checkpoint(path, take)
     try:
         if strange := next((name for name in source.specs if not name.isprintable()), None):
             raise source.error(f"invalid tensor name {strange!a}")
-        return _detect_checkpoint(source, assume)
+        return _detect_checkpoint(source, assume, towers)
     except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
         source.close()
         raise source.error(f"invalid settings or sizes ({type(error).__name__}: {error})") from None
@@ -164,7 +191,7 @@ def open_and_detect(path: Path, assume: Mapping[str, Any] | None = None, take: s
         raise
 
 
-def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint:
+def _detect_checkpoint(source: TensorFile, assume: dict[str, Any], towers: bool) -> Checkpoint:
     shapes = {name: spec.shape for name, spec in source.specs.items()}
     if isinstance(source, SafetensorsFile) and is_artifact(source.metadata):
         contract, digests = read_contract(source)
@@ -172,12 +199,21 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
             raise source.error(f"an artifact needs no assumptions: leave out {', '.join(facts)}")
         if "resampling" in assume:  # not a fact of the weights: files of earlier versions do not record it
             contract = replace(contract, config=contract.config.with_resampling(assume["resampling"]))
-        detection = match_artifact(contract.config, shapes)
-        return Checkpoint(source, detection, contract, digests, "the artifact", "the artifact")
+        image = contract.config.image_tower
+        if towers and image is contract.config:
+            raise source.error("it has no text tower: use vitrail.load")
+        prefix = "" if towers or image is contract.config else "image."
+        if prefix:
+            contract = replace(contract, config=image)
+        detection = match_artifact(contract.config, shapes, prefix)
+        checkpoint = Checkpoint(source, detection, contract, digests, "the artifact", "the artifact")
+        if towers:
+            checkpoint.contract = replace(contract, tokenizer=checkpoint.read_own_tokenizer())
+        return checkpoint
     architecture = {name: value for name, value in assume.items() if name in ARCHITECTURE_KEYS}
     try:
         settings = {**source.settings, FILE_NAME_KEY: source.path.stem, PERIODS_KEY: read_periods(source)}
-        detection = detect_format(shapes, settings, architecture)
+        detection = detect_format(shapes, settings, architecture, towers)
     except ValueError as error:
         raise ValueError(f"{source.path}: {error}") from None
     if max(detection.config.image_size) > 65_536:
@@ -195,8 +231,36 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
     card: dict[str, Any] = {"provenance": provenance}
     if "license" in source.metadata:
         card["licence"] = source.metadata["license"]
-    contract = CheckpointContract(detection.config, labels, pipeline, card)
+    tokenizer = find_tokenizer(source, detection.config) if towers else None
+    contract = CheckpointContract(detection.config, labels, pipeline, card, tokenizer)
     return Checkpoint(source, detection, contract, {}, labels_from, pipeline_from)
+
+
+def find_tokenizer(source: TensorFile, config: ModelConfig) -> Tokenizer | None:
+    """Return the tokeniser in the files beside standard weights; None if there is none."""
+    folder, text = source.path.parent, config.text_tower
+    if source.path.name not in (*WEIGHT_FILES, *INDEX_FILES) or text is None:
+        return None
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES if not name.startswith("tokenizer_config")):
+        return None
+    settings = get_object(source.settings, "open_clip_config.json", "model_cfg")
+    tokenizer = read_tokenizer(
+        folder, text.context, open_clip=bool(settings), settings=get_object(settings, "text_cfg")
+    )
+    return check_tokenizer(tokenizer, config)
+
+
+def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> Tokenizer:
+    """Return a tokeniser; raise ValueError if it is not that of the model's text tower."""
+    text = config.text_tower
+    if text is None:
+        raise ValueError("a tokeniser belongs to a text tower, and the model has none: leave it out")
+    if tokenizer.vocabulary > text.vocabulary:
+        ids = f"ids up to {tokenizer.vocabulary - 1:,}, the text tower {text.vocabulary:,} tokens"
+        raise ValueError(f"the tokeniser has {ids}: give the tokeniser of this model")
+    if tokenizer.context != text.context:
+        raise ValueError(f"the tokeniser's context is {tokenizer.context}, the text tower's {text.context}")
+    return tokenizer
 
 
 def read_periods(source: TensorFile) -> list[float] | None:
@@ -224,7 +288,7 @@ def find_labels(source: TensorFile, detection: Detection) -> tuple[tuple[str, ..
 
 def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[str, Any]) -> tuple[Preprocessing, str]:
     """Return the pipeline of the format's settings or its published default, and its source; `assume` overrides both."""
-    form = next(form for form in FORMATS if form.name == detection.format)
+    form = next(form for form in (*FORMATS, *TOWER_FORMATS) if form.name == detection.format)
     config, size = detection.config, detection.config.image_size
     if pipeline := transformers.parse_preprocessing(source.settings, size):
         why = "preprocessor_config.json"
@@ -238,6 +302,9 @@ def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[st
     # If the pipeline's size is another one than the model's, positions are resampled to it, as the original code does.
     if pipeline.size[0] % stride or pipeline.size[1] % stride:
         pipeline, why = pipeline.with_size(size), f"{why}, for the image size {size[0]}×{size[1]}"
+    if config.frames is not None and pipeline.clip is None:  # settings of processors have none
+        default = form.default_preprocessing(config, source.path.stem)[0].clip
+        pipeline = replace(pipeline, clip=default or Clip(config.frames))
     if config.channels != pipeline.channels:
         pipeline, why = pipeline.with_channels(config.channels), f"{why}, for {config.channels} channels"
     changes: dict[str, Any] = {name: assume[name] for name in ("mean", "std", "fit", "interpolation") if name in assume}
@@ -260,6 +327,9 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
         "crop": float,
         "window": int,
         "frames": int,
+        "text_heads": int,
+        "text_eps": float,
+        "text_token": int,
     }
     parsers |= {"size": _parse_size, "mean": _parse_numbers, "std": _parse_numbers, "resampling": lambda value: value}
     parsed: dict[str, Any] = {}
@@ -277,14 +347,8 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"invalid value assume={{{name!r}: {given[name]!r}}}: see `vitrail describe --help`"
             ) from None
-    for name, most in {
-        "heads": 100_000,
-        "channels": 100_000,
-        "crop": 1,
-        "eps": 1,
-        "window": 1_000,
-        "frames": 100_000,
-    }.items():
+    limits: dict[str, float] = {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1, "window": 1_000}
+    for name, most in (limits | {"frames": 100_000, "text_heads": 100_000, "text_eps": 1}).items():
         if name in parsed and not 0 < parsed[name] <= most:
             raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")
     if 0 < parsed.get("crop", 1) < 0.01:

@@ -16,6 +16,7 @@ from vitrail.checkpoints.formats import (
     GELUS,
     eomt,
     swin,
+    towers,
 )
 from vitrail.checkpoints.keys import build_meta_state, export_state, format_names
 from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_adapter, resolve_path
@@ -32,6 +33,7 @@ from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.segmenter import SegmenterConfig
 from vitrail.models.swin import SwinConfig
+from vitrail.models.two_towers import TwoTowersConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.block import ResPostNorm
 from vitrail.nn.pool import Mean
@@ -79,18 +81,20 @@ def convert(
     adapter: str | Path | None = None,
     image_path: Path = SAMPLE_IMAGE,
     progress: ByteProgress = no_progress,
+    text_tower: bool = False,
 ) -> ConversionReport:
     """Convert a checkpoint of any known format to one of `TARGET_NAMES`, then reload and compare it.
 
     `adapter` is a PEFT directory whose low-rank additions are merged first. `stuff` names the classes without objects of a
-    segmentation model (`find_things`); vitrail's own format alone stores them.
+    segmentation model (`find_things`); vitrail's own format alone stores them. `text_tower` converts both towers of a model
+    like CLIP; without it, the image tower is converted.
     """
     if to not in TARGET_NAMES:
         raise ValueError(f"unknown format {to!r}: use {', '.join(TARGET_NAMES)}")
     if stuff is not None and to != "vitrail":
         raise ValueError(f"stuff= needs to='vitrail': the format {to} does not store it")
     out = Path(out)
-    with open_and_detect(resolve_path(source), assume, take) as checkpoint:
+    with open_and_detect(resolve_path(source, towers=text_tower), assume, take, text_tower) as checkpoint:
         # from shapes only, so that an unsupported model is refused before its tensors are read
         shapes = dict(build_meta_state(checkpoint.contract.config))
         changed, _ = adapt_state(checkpoint.contract, shapes, classes, image_size, channels)
@@ -99,6 +103,8 @@ def convert(
         state = checkpoint.read_state(allow_missing, progress)
         contract = checkpoint.contract
     notes = []
+    if "text tower" in checkpoint.detection.ignored.values():
+        notes.append("the text tower is left out: text_tower=True converts both")
     if checkpoint.random_tensors:
         notes.append(f"random values, allowed to be missing: {', '.join(checkpoint.random_tensors)}")
         contract = replace(contract, card=contract.card | {"random": checkpoint.random_tensors})
@@ -159,11 +165,16 @@ def write_and_verify(
             elif isinstance(stated.config, SegmenterConfig):
                 unused = eomt.list_unused_tensors(stated.config)
                 theirs |= {name: torch.zeros(shape) for name, shape in unused.items()}
+            elif isinstance(stated.config, TwoTowersConfig):
+                rule = "transformers" if to == "hf" else "timm"
+                notes += compare_resampling(stated.config, rule, target.title)
+                notes += towers.list_tokenizer_notes(to, stated.tokenizer)
             elif isinstance(stated.config, SwinConfig):
                 notes += swin.compare_shift(stated.config, swin.TARGETS[to])
             target.write(path, theirs, stated)
             assume = collect_assumptions(stated.config)
-        with open_and_detect(path, assume) as again:
+        both = contract.config.text_tower is not None
+        with open_and_detect(path, assume, towers=both) as again:
             back, read, count = again.read_state(), again.contract, len(again.source.specs)
         check_identical(path, written, back)
         if to == "vitrail" and read != contract:
@@ -195,6 +206,8 @@ def _copy_training_fields(read: ModelConfig, wanted: ModelConfig) -> ModelConfig
     names = ("dropout", "stochastic_depth", "init")
     if isinstance(read, SegmenterConfig) and isinstance(wanted, SegmenterConfig):
         return replace(read, backbone=_copy_training_fields(read.backbone, wanted.backbone))
+    if isinstance(read, TwoTowersConfig) and isinstance(wanted, TwoTowersConfig):
+        return replace(read, image=_copy_training_fields(read.image, wanted.image))
     if isinstance(read, TokenConfig) and isinstance(wanted, TokenConfig):
         return replace(read, **{name: getattr(wanted, name) for name in names})
     if isinstance(read, SwinConfig | MViTConfig) and isinstance(wanted, SwinConfig | MViTConfig):
@@ -217,7 +230,7 @@ def _describe_restatements(before: TokenConfig, after: TokenConfig) -> list[str]
     return notes
 
 
-def compare_resampling(config: TokenConfig, theirs: str | None, project: str) -> list[str]:
+def compare_resampling(config: ModelConfig, theirs: str | None, project: str) -> list[str]:
     """Return a note if a project resamples positions by another rule than the model; None: it has one image size."""
     ours = config.resampling
     if ours is None or theirs is None or parse_resampling(theirs) == ours:
@@ -230,6 +243,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
     """Return the facts of a model that tensors do not determine, as assumptions for reading it back."""
     if isinstance(config, SegmenterConfig):
         return collect_assumptions(config.backbone)
+    if isinstance(config, TwoTowersConfig):
+        return collect_assumptions(config.image) | towers.collect_assumptions(config)
     facts: dict[str, Any] = {"size": config.image_size}
     if config.frames is not None:
         facts["frames"] = config.frames
@@ -273,7 +288,7 @@ def _compare_without_assumptions(
 ) -> None:
     """Note the facts that a reader without assumptions misses, and how much they change the logits."""
     try:
-        with open_and_detect(out) as checkpoint:
+        with open_and_detect(out, towers=contract.config.text_tower is not None) as checkpoint:
             config, pipeline = checkpoint.contract.config, checkpoint.contract.preprocessing
             missed = _list_unrecorded(config, contract.config)
             if missed:
@@ -298,6 +313,13 @@ def _compare_without_assumptions(
 def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
     if isinstance(read, SegmenterConfig) and isinstance(wanted, SegmenterConfig):
         return _list_unrecorded(read.backbone, wanted.backbone)
+    if isinstance(read, TwoTowersConfig) and isinstance(wanted, TwoTowersConfig):
+        text = (
+            []
+            if read.text == wanted.text
+            else [f"the text tower's {part}" for part in towers.compare_text(read, wanted)]
+        )
+        return _list_unrecorded(read.image, wanted.image) + text
     if not isinstance(read, TokenConfig) or not isinstance(wanted, TokenConfig):
         return []
     facts = {
@@ -319,7 +341,7 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
 def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
     """Return the photograph preprocessed for the model, [1, C, H, W]; for clips moving sideways, [1, C, T, H, W]."""
     config = contract.config
-    pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
+    pipeline = replace(contract.preprocessing or Preprocessing(config.image_size, config.image_size), clip=None)
     if pipeline.channels not in (1, 3, 4):
         pipeline = pipeline.with_channels(3)
     try:
@@ -337,4 +359,4 @@ def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
 def compute_outputs(contract: CheckpointContract, state: State, image: Tensor, kind: str) -> Tensor:
     """Return the logits or the features, the input of the classifier, of a model for an image."""
     model = assemble_model(contract, state, torch.float32)
-    return model(image) if kind == "logits" else model.compute_pre_logits(image)
+    return model.sample_outputs(image) if kind == "logits" else model.compute_pre_logits(image)

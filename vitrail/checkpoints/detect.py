@@ -7,9 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from vitrail.checkpoints import formats, keys
+from vitrail.checkpoints.artifact import TOKENIZER_TENSOR
 from vitrail.checkpoints.formats import (
     beit,
     clip,
+    clip_transformers,
     dinov3,
     eomt,
     eva,
@@ -24,14 +26,19 @@ from vitrail.checkpoints.formats import (
     vit_pytorch,
     vivit,
 )
+from vitrail.checkpoints.formats import towers as towers_formats
 from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
 # In the order in which they are tried.
 CLIPS = (videomae, vivit, timesformer)
-PROJECTS = (*CLIPS, dinov3, eva, beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin, mvit, eomt)
+PROJECTS = (
+    *(*CLIPS, dinov3, eva, beit, timm, transformers, clip_transformers, google, torchvision, clip),
+    *(vit_pytorch, swin, mvit, eomt),
+)
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
+TOWER_FORMATS = towers_formats.FORMATS  # with a text tower
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
 
 
@@ -64,13 +71,18 @@ class Detection:
         ]
 
 
-def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapping[str, Any]) -> Detection:
-    """Return the format that matches, or the closest one with its differences; raise if none is close."""
+def detect_format(
+    shapes: formats.Shapes, settings: dict[str, Any], assume: Mapping[str, Any], towers: bool = False
+) -> Detection:
+    """Return the format that matches, or the closest one with its differences; raise if none is close.
+
+    With `towers`, formats with a text tower are tried; otherwise an image tower is read alone.
+    """
     wrapper, inner = strip_wrappers(shapes)
     given = {name: (value, "given") for name, value in assume.items()}
     best: Detection | None = None
     complaints: list[str] = []
-    for form in FORMATS:
+    for form in TOWER_FORMATS if towers else FORMATS:
         for root in form.roots:
             names = formats.TensorNames(inner, root)
             if not form.matches(names):
@@ -95,6 +107,10 @@ def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapp
                 best = detection
     if best is not None:
         return best
+    if towers and not complaints:
+        raise ValueError(
+            "no text tower in a known format (CLIP, OpenCLIP, transformers' CLIP and SigLIP): use vitrail.load"
+        )
     raise ValueError(complaints[0] if complaints else describe_unknown_format(inner))
 
 
@@ -114,10 +130,13 @@ def account_tensors(
     }
 
 
-def match_artifact(config: ModelConfig, shapes: formats.Shapes) -> Detection:
-    """Match the tensors of an artifact, whose configuration is known."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in build_meta_state(config).items()}
-    table: KeyTable = [*(keys.map_key(name, name) for name in wanted), IgnoredKeys("decoder.*", "MAE decoder")]
+def match_artifact(config: ModelConfig, shapes: formats.Shapes, prefix: str = "") -> Detection:
+    """Match the tensors of an artifact, whose configuration is known; `prefix` is that of one of its towers."""
+    wanted = {prefix + name: tuple(tensor.shape) for name, tensor in build_meta_state(config).items()}
+    ignored = {"decoder.*": "MAE decoder", TOKENIZER_TENSOR: "tokeniser"}
+    ignored |= dict.fromkeys(("text.*", "logits.*"), "text tower") if prefix else {}
+    table: KeyTable = [keys.map_key(name.removeprefix(prefix), name) for name in wanted]
+    table = [*table, *(IgnoredKeys(name, why) for name, why in ignored.items())]
     reason = "vitrail's artifact: its header holds the configuration"
     return Detection("vitrail", reason, config, table, **account_tensors(wanted, shapes, find_ignored(table, shapes)))
 

@@ -1,7 +1,7 @@
 """Downloads from the Hugging Face Hub through `huggingface_hub`: its cache, revisions, offline mode and tokens."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ def choose_weights(files: Iterable[str]) -> str:
     raise ValueError("no weights among its files: no safetensors, PyTorch or NumPy file")
 
 
-def download_weights(address: str, revision: str | None = None) -> Path:
-    """Download the weights of a repository and their settings to the Hub's cache, and return their path.
+def download_weights(address: str, revision: str | None = None, more: Sequence[str] = ()) -> Path:
+    """Download the weights of a repository, their settings and the files `more` to the Hub's cache, and return their path.
 
     Without a revision, weights in the directory VITRAIL_MODELS come first; without a connection, those in the cache are used.
     """
@@ -65,7 +65,12 @@ def download_weights(address: str, revision: str | None = None) -> Path:
         else:
             weights = choose_weights(files)
             shards = weights.replace(".index.json", "").rpartition(".")
-            wanted = [weights, *CONFIG_FILES, *([f"{shards[0]}-*.{shards[2]}"] if weights in INDEX_FILES else [])]
+            wanted = [
+                weights,
+                *CONFIG_FILES,
+                *more,
+                *([f"{shards[0]}-*.{shards[2]}"] if weights in INDEX_FILES else []),
+            ]
             folder = Path(library.snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except ValueError as error:
         raise ValueError(f"hf://{repo}: {format_error(error)}") from None

@@ -136,6 +136,11 @@ def add_root(table: KeyTable, root: str) -> KeyTable:
     ]
 
 
+def add_prefix(table: Iterable[KeyMapping], prefix: str) -> list[KeyMapping]:
+    """Return the table of a part of a model: with a prefix added to all of our names."""
+    return [KeyMapping(tuple(prefix + name for name in e.ours), e.theirs, e.transform) for e in table]
+
+
 def select_mappings(table: KeyTable) -> list[KeyMapping]:
     return [entry for entry in table if isinstance(entry, KeyMapping)]
 
@@ -169,7 +174,12 @@ def map_tensors(format: str, config: ModelConfig, rules: Rules, *entries: KeyMap
     `*` for weight and bias. A rule that begins with `?` is for models that have the tensor. If `#` is in our name only,
     their tensor holds all layers.
     """
-    known = {name: index for index, name in enumerate(build_meta_state(config))}
+    return expand_rules(format, build_meta_state(config), config.depth, rules, *entries)
+
+
+def expand_rules(format: str, names: Iterable[str], depth: int, rules: Rules, *entries: KeyMapping) -> list[KeyMapping]:
+    """Return the table that rules describe for our tensors of these names and this number of layers; see `map_tensors`."""
+    known = {name: index for index, name in enumerate(names)}
     table = list(entries)
     for rule, value in rules.items():
         theirs, transform = (value, IDENTITY) if isinstance(value, str) else value
@@ -178,7 +188,7 @@ def map_tensors(format: str, config: ModelConfig, rules: Rules, *entries: KeyMap
         if rule.startswith("?") and not any(part.ours[0].replace("#", "0") in known for part in parts):
             continue
         for part in parts:
-            layers = [part.replace("#", str(layer)) for layer in range(config.depth)] if "#" in rule else [part]
+            layers = [part.replace("#", str(layer)) for layer in range(depth)] if "#" in rule else [part]
             table += [stack_layers(layers)] if "#" in rule and "#" not in part.theirs[0] else layers
     named = [name for entry in table for name in entry.ours]
     if sorted(named) != sorted(known):

@@ -14,16 +14,25 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.checkpoints.adapter import read_adapter
 from vitrail.checkpoints.artifact import MAX_CONFIG_VALUE, CheckpointContract, save_artifact
-from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, is_finite, no_progress, open_and_detect
+from vitrail.checkpoints.checkpoint import (
+    ByteProgress,
+    Checkpoint,
+    check_tokenizer,
+    is_finite,
+    no_progress,
+    open_and_detect,
+)
 from vitrail.checkpoints.hub import download_weights
 from vitrail.checkpoints.io import FILES_BY_SAFETY, list_folder, rank_weights
 from vitrail.checkpoints.io.source import read_json
 from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.checkpoints.known_models import check_known, expand_name
 from vitrail.data.preprocessing import PIL_MODES, Preprocessing
+from vitrail.data.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
 from vitrail.models.adapt import KEEP, with_channels, with_classes, with_frames, with_size
 from vitrail.models.base import Model, ModelConfig, State, image_sides, remove_calibration
 from vitrail.models.registry import FAMILIES, lay_out
+from vitrail.models.two_towers import TwoTowers
 
 MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
 
@@ -55,13 +64,61 @@ def load(
     file, copied on write: fast, and suitable for training, but a program that overwrites that file in place (vitrail never
     does) would change the model.
     """
-    with open_and_detect(resolve_path(path, revision), assume, take) as checkpoint, ThreadPoolExecutor(1) as other:
+    with open_and_detect(resolve_path(path, revision), assume, take) as checkpoint:
+        changes = {"classes": classes, "image_size": image_size, "channels": channels, "frames": frames}
+        return read_model(checkpoint, dtype, device, allow_missing, adapter, mmap, progress, **changes)
+
+
+def load_towers(
+    path: str | Path,
+    *,
+    tokenizer: str | Path | Tokenizer | None = None,
+    dtype: torch.dtype | None = torch.float32,
+    device: str | torch.device = "cpu",
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    allow_missing: Iterable[str] = (),
+    image_size: int | tuple[int, int] | None = None,
+    revision: str | None = None,
+    mmap: bool = True,
+    progress: ByteProgress = no_progress,
+) -> TwoTowers:
+    """Load the image tower and the text tower of a model like CLIP or SigLIP, in evaluation mode.
+
+    `vitrail.load` reads the image tower of the same file alone. `model.tokenizer` is that of the file or of the files beside
+    it; `tokenizer` gives another one: a directory, a tokenizer.json, OpenAI's `bpe_simple_vocab_16e6.txt.gz`, or a
+    `Tokenizer`. The other arguments are those of `vitrail.load`.
+    """
+    with open_and_detect(resolve_path(path, revision, towers=True), assume, take, towers=True) as checkpoint:
+        contract = checkpoint.contract
+        if tokenizer is not None:
+            text = contract.config.text_tower
+            assert text is not None
+            read = tokenizer if isinstance(tokenizer, Tokenizer) else read_tokenizer(tokenizer, text.context)
+            checkpoint.contract = replace(contract, tokenizer=check_tokenizer(read, contract.config))
+        model = read_model(checkpoint, dtype, device, allow_missing, None, mmap, progress, image_size=image_size)
+    assert isinstance(model, TwoTowers)
+    return model
+
+
+def read_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None,
+    device: str | torch.device,
+    allow_missing: Iterable[str],
+    adapter: str | Path | None,
+    mmap: bool,
+    progress: ByteProgress,
+    **changes: Any,
+) -> Model:
+    """Return the model in an open checkpoint with an adapter merged and changes made; see `load` and `adapt_state`."""
+    with ThreadPoolExecutor(1) as other:
         contract = checkpoint.contract
         body = other.submit(build_meta_model, contract.config)  # built while the values are read
         state = checkpoint.read_state(allow_missing, progress, mmap)
         if adapter is not None:
             contract, state = merge_adapter(contract, state, adapter)
-        contract, state = adapt_state(contract, state, classes, image_size, channels, frames)
+        contract, state = adapt_state(contract, state, **changes)
         unchanged = contract.config == checkpoint.contract.config
         model = assemble_model(contract, state, dtype, device, body.result() if unchanged else None)
     if checkpoint.random_tensors:
@@ -69,11 +126,11 @@ def load(
     return model
 
 
-def resolve_path(path: str | Path, revision: str | None = None) -> Path:
+def resolve_path(path: str | Path, revision: str | None = None, towers: bool = False) -> Path:
     """Return the local path of a file, a directory, `hf://owner/name` or the name of a public model."""
     address = expand_name(path) if isinstance(path, str) else path
     if isinstance(address, str) and address.startswith("hf://"):
-        return download_weights(address, revision)
+        return download_weights(address, revision, TOKENIZER_FILES if towers else ())
     if revision is not None:
         raise ValueError(f"revision needs hf://owner/name, and {path} is a local path")
     if isinstance(path, str):
@@ -131,6 +188,7 @@ def assemble_model(
                 module.register_buffer(name, torch.empty(buffer.shape, dtype=stored, device=device), persistent=False)
     assert not tensors, f"{len(tensors)} tensors are not in the model"
     model.labels, model.preprocessing, model.card = contract.labels, contract.preprocessing, dict(contract.card)
+    model.tokenizer = contract.tokenizer
     return model.eval()
 
 
@@ -164,6 +222,7 @@ def adapt_state(
         pipeline = None if pipeline is None else pipeline.with_size(config.image_size)
     if frames is not None and frames != config.frames:
         config, state = with_frames(config, state, frames)
+        pipeline = None if pipeline is None else pipeline.with_frames(frames)
     if channels is not None and channels != config.channels:
         config, state = with_channels(config, state, channels)
         pipeline = None if pipeline is None else pipeline.with_channels(channels)
@@ -215,7 +274,16 @@ def save(
         raise ValueError(f"preprocessing must be a vitrail Preprocessing, got {type(pipeline).__name__}")
     if pipeline is not None and pipeline.channels != model.config.channels:
         raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
-    contract = CheckpointContract(model.config, names, pipeline, {**model.card, **card})
+    given = None if pipeline is None or pipeline.clip is None else pipeline.clip.frames
+    if pipeline is not None and given != model.config.frames:
+        kinds = [f"clips of {count} frames" if count else "images" for count in (given, model.config.frames)]
+        raise ValueError(f"preprocessing gives {kinds[0]}, the model takes {kinds[1]}: change preprocessing.clip")
+    tokenizer = model.tokenizer
+    if tokenizer is not None:
+        if not isinstance(tokenizer, Tokenizer):
+            raise ValueError(f"tokenizer must be a vitrail Tokenizer, got {type(tokenizer).__name__}")
+        check_tokenizer(tokenizer, model.config)
+    contract = CheckpointContract(model.config, names, pipeline, {**model.card, **card}, tokenizer)
     state = model.state_dict()
     check_state(state, build_meta_state(model.config))
     save_artifact(Path(path), state, contract)
@@ -230,9 +298,11 @@ def check_state(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> No
         raise ValueError(f"not saved: values that are not finite in {format_names(bad)}")
 
 
-def inspect_checkpoint(path: str | Path, assume: dict[str, Any] | None = None, take: str | None = None) -> Checkpoint:
+def inspect_checkpoint(
+    path: str | Path, assume: dict[str, Any] | None = None, take: str | None = None, towers: bool = False
+) -> Checkpoint:
     """Open a checkpoint and detect its format without reading the tensors. Close it, or use it in a `with`."""
-    return open_and_detect(resolve_path(path), assume, take)
+    return open_and_detect(resolve_path(path, towers=towers), assume, take, towers)
 
 
 def find_weights(source: str | Path) -> Path:

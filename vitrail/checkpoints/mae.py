@@ -76,14 +76,18 @@ HUGGING_FACE = DecoderNaming(
 HUGGING_FACE_V5 = replace(HUGGING_FACE, layers="decoder.decoder_encoder.layer.")
 DECODER_NAMINGS = {"timm": FACEBOOK, "hf": HUGGING_FACE}
 CLIP_NAMINGS = {"hf": videomae.TRANSFORMERS, "videomae": videomae.RELEASE}
-CLIP_FORMATS = {"transformers videomae": videomae.TRANSFORMERS, "videomae": videomae.RELEASE}
+CLIP_FORMATS = {
+    "transformers videomae": videomae.TRANSFORMERS,
+    "transformers videomae modules": videomae.TRANSFORMERS_MODULES,
+    "videomae": videomae.RELEASE,
+}
 INNER_ROOTS = ("vit.", "videomae.", "encoder.")  # of the encoder beside a decoder
 
 
 def map_autoencoder(config: TokenConfig, spec: Decoder, naming: DecoderNaming | videomae.Naming) -> KeyTable:
     """Return the key table of encoder and decoder in a format; our names are those of `Autoencoder.state_dict`."""
     if isinstance(naming, videomae.Naming):
-        root = "videomae." if naming is videomae.TRANSFORMERS else "encoder."
+        root = naming.root or "encoder."
         encoder = keys.select_mappings(videomae.build_table(config, root, naming))
         return [*encoder, *videomae.map_decoder(config, spec, naming, DECODER_PREFIX)]
 
@@ -371,7 +375,9 @@ def predict_hidden_patches(autoencoder: Autoencoder, image: Tensor) -> Tensor:
 def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options: Any) -> convert.ConversionReport:
     """Convert as `vitrail.checkpoints.convert.convert` does; a decoder is converted too if the format stores one."""
     path, licence = resolve_path(source), options.get("licence")
-    selection = {name: options.get(name) for name in ("assume", "take")}
+    selection: dict[str, Any] = {name: options.get(name) for name in ("assume", "take")}
+    if options.get("text_tower"):
+        return convert.convert(source, out, to, **options)
     with open_and_detect(path, **selection) as checkpoint:
         form = checkpoint.detection.format
         if not has_decoder(checkpoint):
@@ -389,7 +395,7 @@ def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options
     if licence is not None:
         read.model.card = {**read.model.card, "licence": licence}
     report = write_mae(read, out, to, image_path=options.get("image_path", convert.SAMPLE_IMAGE))
-    if form == "timm":  # Facebook's names
+    if form in ("timm", "videomae"):  # the names of the releases
         heads = read.decoder.spec.heads
         report.notes.append(f"assumed, because the file does not record them: {heads} decoder heads, norm_pix True")
     return report

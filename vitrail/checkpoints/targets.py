@@ -25,6 +25,7 @@ from vitrail.checkpoints.formats import (
     timesformer,
     timm,
     torchvision,
+    towers,
     transformers,
     videomae,
     vit_pytorch,
@@ -39,7 +40,9 @@ from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.segmenter import SegmenterConfig
 from vitrail.models.swin import SwinConfig
+from vitrail.models.two_towers import TwoTowersConfig
 from vitrail.nn.block import ResPostNorm
+from vitrail.nn.head import Similarity
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP
 from vitrail.nn.position import Factorised, Learned1D, Relative, RotaryDINOv3, RotaryEVA02, Sinusoid1D
@@ -68,6 +71,8 @@ def write_transformers_directory(
         settings = swin.build_settings(config, dtype)
     elif isinstance(config, SegmenterConfig):
         settings = eomt.build_settings(config, dtype)
+    elif isinstance(config, TwoTowersConfig):
+        settings = towers.build_settings(config, dtype)
     elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
         settings = dinov3.build_settings(config, dtype)
     elif config.frames is not None:
@@ -81,6 +86,8 @@ def write_transformers_directory(
     )
     if config.frames is not None and "preprocessor_config.json" in files:
         files["preprocessor_config.json"]["image_processor_type"] = "VideoMAEImageProcessor"
+    if contract.tokenizer is not None:
+        files |= towers.build_tokenizer_files(contract.tokenizer)
     for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -129,7 +136,7 @@ TARGETS: dict[str, ConversionTarget] = {
         position_prefix=lambda config: "all" if transformers.choose_family(config) == "deit" else "outputs",
         suffixes=(),
         write=write_transformers_directory,
-        families=frozenset({"vit", "swin", "segmenter"}),
+        families=frozenset({"vit", "swin", "segmenter", "two_towers"}),
         supports_swiglu=True,
         list_unused_tensors=transformers.list_unused_tensors,
         resampling=lambda config: transformers.choose_resampling(transformers.choose_family(config)),
@@ -154,7 +161,13 @@ TARGETS: dict[str, ConversionTarget] = {
     "vit-pytorch": ConversionTarget(
         "vit-pytorch", vit_pytorch.list_limits, vit_pytorch.build_table, supports_fixed_positions=True
     ),
-    "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit, resampling=lambda config: "timm"),
+    "clip": ConversionTarget(
+        "CLIP",
+        clip.list_limits,
+        clip.map_vit,
+        resampling=lambda config: "timm",
+        families=frozenset({"vit", "two_towers"}),
+    ),
     "dinov2": ConversionTarget(
         "DINOv2",
         timm.list_dinov2_limits,
@@ -337,6 +350,8 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
         return mvit.TARGETS[to](config)
     if isinstance(config, SegmenterConfig):
         return eomt.map_eomt(config)
+    if isinstance(config, TwoTowersConfig):
+        return towers.build_target_table(to, config)
     return get_target(to, config).build_table(config)
 
 
@@ -353,6 +368,7 @@ def list_vitrail_only(config: TokenConfig) -> Reasons:
     return {
         f"it has no {type(mlp).__name__}": not isinstance(mlp, SwiGLU) and mlp not in GELUS.values(),
         "its attention pooling has the activation of its blocks": isinstance(pool, MAP) and pool.mlp != mlp,
+        "it has no classifier of unit vectors": isinstance(config.head, Similarity),
         "its distilled models have their two heads": config.classes is None and config.prefix.outputs == 2,
     }
 

@@ -194,7 +194,8 @@ def format_numbers(audit: "Audit") -> list[str]:
                 each = found[name]
                 values = (f"{value:.6g}" for value in (each.smallest, each.largest, each.mean, each.std))
                 rows.append((escape_unprintable(name)[:40], split, count, *values))
-    return [*format_table(rows, right=tuple(range(2, 7)), rules=(1,)), ""]
+    notes = [""] if audit.dataset.notes else []
+    return [*format_table(rows, right=tuple(range(2, 7)), rules=(1,)), *notes]
 
 
 def format_videos(audit: "Audit") -> list[str]:
@@ -242,6 +243,8 @@ def format_verdict(audit: "Audit") -> str:
         return f"{found}: no errors, but training with labels needs two classes or more."
     if audit.select_findings(["thin-class"]):
         return f"{found}: no errors; train with --allow-class-mismatch, or add images to the classes too small to be split."
+    if not len(audit.dataset.splits.get("validation", "any")):
+        return f"{found}: no errors, but training needs images of a validation split."
     return f"{found}: no errors, ready to train." if counts else "No findings: ready to train."
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.cli.describe import format_bytes
 from vitrail.cli.options import CHECKPOINT_HELP, CommandParser, parse_assumptions, print_result
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import byte_progress
 
 
@@ -34,6 +35,7 @@ def add_arguments(parser: CommandParser) -> None:
     change.add_option("--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
     change.add_option("--labels FILE", "class names: JSON list, or one per line; or the word imagenet")
     change.add_shared("--stuff NAMES")
+    change.add_shared("--text-tower")
     change.add_shared("--licence TEXT")
     parser.add_checkpoint_options()
     missing = "initialise missing tensors that match at random ('blocks.11.*'; repeatable); each one is listed"
@@ -65,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
         adapter=options.adapter,
         image_path=options.image or SAMPLE_IMAGE,
         progress=byte_progress("reading"),
+        text_tower=options.text_tower,
     )
     lines = [
         f"{options.source} → {proof.path} ({proof.target})",
@@ -74,4 +77,5 @@ def run(options: argparse.Namespace) -> int:
     ]
     if proof.as_read_by_strangers is not None:
         lines.append(f"  read without the configuration: largest difference {proof.as_read_by_strangers:.3g}")
-    return print_result(options, proof.as_dict(), [*lines, *(f"  note: {note}" for note in proof.notes)])
+    notes = (f"  note: {spell_options(note, options.flags)}" for note in proof.notes)
+    return print_result(options, proof.as_dict(), [*lines, *notes])

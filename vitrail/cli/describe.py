@@ -13,6 +13,7 @@ examples:
   vitrail describe B/16 --size 384 --batch 8
   vitrail describe S/16 --position sincos2d --pool mean --registers 4 --channels 1 --size 160x224
   vitrail describe B/16 --frames 16 --tubelet 2
+  vitrail describe MViTv2-S --frames 16
   vitrail describe Ti/4 --width 128 --depth 6 --heads 4 --size 28 --channels 1 --classes 10
   vitrail describe R152x4 --json
   vitrail describe deit_tiny.safetensors
@@ -48,7 +49,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
     parser.add_shared("--size N|HxW", note="224", default=(224, 224))
     parser.add_option("--batch N", "images per batch [1]", int, default=1)
-    parser.add_shared("--classes N", note="1000", default=1000)
+    parser.add_shared("--classes N", note="1000, of an MViT of clips 400", default=argparse.SUPPRESS)
     parser.add_shared("--channels N", note="3", default=3)
     parser.add_shared("--json")
     slots = parser.add_group("slots of a Vision Transformer")
@@ -64,6 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
     for name in SIZE_OPTIONS:
         slots.add_option(f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
     parser.add_checkpoint_options()
+    parser.add_shared("--text-tower")
     parser.add_option("--header", "do not read the values of a checkpoint: fast")
     resnet = parser.add_group("slots of a ResNet")
     resnet.add_option("--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))
@@ -76,18 +78,10 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.models.flops import count
     from vitrail.models.registry import configure
 
-    names = (
-        "classes",
-        "channels",
-        *SLOT_NAMES,
-        "registers",
-        "layer_scale",
-        "qk_norm",
-        *SIZE_OPTIONS,
-        *CLIP_OPTIONS,
-        "root",
-    )
-    given = {"classes": options.classes} | given_options(options, names)
+    names = ("channels", *SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, *CLIP_OPTIONS, "root")
+    given = given_options(options, names)
+    if "classes" in options:  # none counts as given
+        given["classes"] = options.classes
     cost = count(configure(options.model, image_size=options.size, **given), options.batch)
     return print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
 
@@ -110,7 +104,8 @@ def describe_checkpoint(options: argparse.Namespace) -> int:
     from vitrail.checkpoints.card import build_report, format_report
     from vitrail.checkpoints.load import inspect_checkpoint
 
-    with inspect_checkpoint(options.model, parse_assumptions(options), options.take) as checkpoint:
+    assume = parse_assumptions(options)
+    with inspect_checkpoint(options.model, assume, options.take, options.text_tower) as checkpoint:
         report = build_report(checkpoint, None if options.header else byte_progress("reading"))
     print_result(options, report, [format_report(report)])
     return 0 if report["loads"] else 1
@@ -152,11 +147,16 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
         facts.append(("last layer", fact))
     if cost.tokens:
         one = "image" if cost.frames is None else "clip"
+        alike = cost.attention_bytes_total == cost.attention_matrices * cost.attention_bytes_per_matrix
+        which = "" if alike else "largest "  # attention over space and over time
         matrix, total = format_bytes(cost.attention_bytes_per_matrix), format_bytes(cost.attention_bytes_total)
         facts += [
             ("tokens", f"{cost.tokens:,} per {one}"),
-            ("attention", f"{cost.attention_entries:,} entries, {matrix}, per attention matrix between patches;"),
-            ("", f"{cost.attention_matrices} matrices, {total} per {one}, computed and never stored"),
+            (
+                "attention",
+                f"{cost.attention_entries:,} entries, {matrix}, per {which}attention matrix between patches;",
+            ),
+            ("", f"{cost.attention_matrices:,} matrices, {total} per {one}, computed and never stored"),
         ]
     return facts
 

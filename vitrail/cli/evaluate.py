@@ -16,8 +16,10 @@ examples:
   vitrail evaluate model.safetensors samples --label-from '^(\d+)_'   classes from the file names
   vitrail evaluate model.safetensors photos --json | jq .top1
   vitrail evaluate model.safetensors photos --merge 8 --against model.safetensors   cost of token merging
+  vitrail evaluate runs/videos-video-1 videos --clips 5 --crops 3   mean of 15 views of each video
   vitrail evaluate model.onnx photos                          an exported file
   vitrail evaluate dino.pth photos --probe knn,linear         probes of frozen features
+  vitrail evaluate clip.safetensors photos --classes cat,dog  zero-shot classification by a model with a text tower
 """
 
 import argparse
@@ -38,6 +40,7 @@ from vitrail.cli.options import (
     parse_positive,
     print_result,
     refuse_options,
+    zero_shot_model,
 )
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress, count_progress
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 # The names of vitrail.evaluation.probes, repeated so that --help does not import PyTorch; a test compares them.
 PROBES = ("knn", "linear", "few-shot")
 NON_PROBE_OPTIONS = ("against", "map", "only_present", "limit", "out", "split", "batch_size", "precision")
-NON_PROBE_OPTIONS += ("runtime", "merge")
+NON_PROBE_OPTIONS += ("runtime", "merge", "clips", "crops", "classes", "template", "tokenizer")
 PROBE_OPTIONS = {  # the probes that use each option
     "neighbours": ("knn",),
     "temperature": ("knn",),
@@ -88,6 +91,9 @@ def add_arguments(parser: CommandParser) -> None:
     data.add_shared("--limit N")
     data.add_shared("--task", default="auto")
     data.add_shared("--quarantine FILE")
+    views = parser.add_group("videos", "the probabilities of all clips and crops of a video are averaged")
+    views.add_option("--clips N", "clips of a video, evenly spaced [1, at its centre]", parse_positive)
+    views.add_option("--crops M", "crops of each clip, along the longer side of the frames [1]", parse_positive)
     compute = parser.add_group("compute")
     compute.add_shared("--size N|HxW", "--device auto|cpu|cuda|mps")
     compute.add_shared("--batch-size N", note="64")
@@ -96,6 +102,7 @@ def add_arguments(parser: CommandParser) -> None:
     compute.add_shared("--runtime", note="torch", default=None)
     compute.add_shared("--merge R", default=None)
     parser.add_checkpoint_options()
+    parser.add_zero_shot_options()
     about = "the head is ignored; the features of both splits are computed once and kept in the cache directory"
     group = parser.add_group("probes of frozen features", about)
     linear = "logistic regression, its regularisation C chosen on a part of the training images"
@@ -189,8 +196,9 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
     from vitrail.evaluation.selection import EvaluationData
 
     check_at_least(0, options.workers, "--workers")
+    zero_shot = zero_shot_model(options)  # read with --assume and --take
     return evaluate(
-        options.model,
+        options.model if zero_shot is None else zero_shot,
         EvaluationData(
             options.data,
             options.split,
@@ -205,8 +213,10 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
         class_map=options.map,
         only_present=options.only_present,
         size=options.size,
-        assume=parse_assumptions(options),
-        take=options.take,
+        clips=options.clips,
+        crops=options.crops,
+        assume=parse_assumptions(options) if zero_shot is None else None,
+        take=options.take if zero_shot is None else None,
         runtime=options.runtime or "torch",
         merge=options.merge or 0,
         device=options.device,

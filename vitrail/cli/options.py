@@ -16,6 +16,7 @@ from vitrail.utils.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
+    from vitrail.models.base import Model
 
 CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name, name of `vitrail models` (deit-tiny)"
 DATA_HELP = "folder, CSV or Parquet table, tar shards, or dataset name (digits)"
@@ -102,6 +103,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--seed N": ("random seed [0]", {"type": int}),
     "--size N|HxW": ("input size in pixels [the model's]; position embeddings are resampled", {"type": parse_size}),
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
+    "--text-tower": ("both towers of a model like CLIP, not its image tower alone", {}),
     "--channels N": ("input channels", {"type": int}),
     "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
     "--precision": (
@@ -165,7 +167,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
         f"pool=class|mean, block=pre|res-post, channels=3, resampling={'|'.join(RESAMPLING_NAMES)} "
         "(rule for positions at other image sizes, "
-        "named after its project), periods=float32|bfloat16 (of DINOv3's rotation); preprocessing: "
+        "named after its project), periods=float32|bfloat16 (of DINOv3's rotation), frames=16 (of a clip); preprocessing: "
         "mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
@@ -249,11 +251,22 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
         compute.add_option("--batch-timeout S", "time limit of a batch of an exported file, in seconds [600]", float)
         self.add_checkpoint_options()
 
+    def add_zero_shot_options(self) -> None:
+        """Add the options of classification with class names alone."""
+        group = self.add_group("zero-shot classification, for models with a text tower such as CLIP")
+        names = "names of the classes, with commas between them, in a file, or the word imagenet"
+        group.add_option("--classes NAMES", f"{names} [the classes of MODEL]")
+        prompt = 'text with {} for the name; of several (repeatable), features are averaged ["a photo of a {}."]'
+        group.add_option("--template TEXT", prompt, action="append", default=[])
+        files = "directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of MODEL]"
+        group.add_option("--tokenizer PATH", f"tokeniser: {files}")
+
 
 def suggest_option(text: str, known: Sequence[str], command: str) -> str:
     """Return a question with the closest known option or command, or where they are listed."""
     longer = [name for name in known if len(text) > 3 and name.startswith(text)]
-    near = longer or get_close_matches(text, known, n=1, cutoff=0.6)
+    bare = {name.lstrip("-"): name for name in known}  # dashes, which all options share, make none alike
+    near = longer or [bare[name] for name in get_close_matches(text.lstrip("-"), bare, n=1, cutoff=0.6)]
     return f"did you mean {near[0]}?" if near else f"see {command}"
 
 
@@ -266,6 +279,20 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
     masks = ("inference", "flip", "panoptic", "stuff", "score_threshold", "mask_threshold", "overlap_threshold")
     given = {name: getattr(options, name) for name in names} | timeout | given_options(options, masks)
     return InferenceOptions(**given, assume=parse_assumptions(options), names=getattr(options, "names", None))
+
+
+def zero_shot_model(options: argparse.Namespace) -> "Model | None":
+    """Return the classifier that --classes asks for; None without that option."""
+    if options.classes is None:
+        refuse_options(options, ("template", "tokenizer"), "needs --classes")
+        return None
+    from vitrail.checkpoints.load import find_weights, load_towers
+    from vitrail.prompts import TEMPLATES, zero_shot
+
+    reading = {"assume": parse_assumptions(options), "take": options.take, "tokenizer": options.tokenizer}
+    return zero_shot(
+        load_towers(find_weights(options.model), **reading), options.classes, options.template or TEMPLATES
+    )
 
 
 def parse_assumptions(options: argparse.Namespace) -> dict[str, str]:

@@ -18,6 +18,7 @@ examples:
   vitrail predict segmenter.safetensors photos --out masks/ --overlays
   vitrail predict clips.safetensors videos walk.mp4 --out predictions.csv
   vitrail predict eomt.safetensors photos --out segments/ --panoptic --stuff sky,road
+  vitrail predict clip.safetensors photos --out predictions.csv --classes 'a cat,a dog'
 
 formats of --out:
   .csv      path,label,score,error; --top adds label2,score2 and so on
@@ -56,6 +57,7 @@ from vitrail.cli.options import (
     inference_options,
     print_result,
     refuse_options,
+    zero_shot_model,
 )
 from vitrail.cli.text.progress import clear_progress, count_progress
 from vitrail.utils.text import format_image_count
@@ -79,6 +81,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_output_options(parser, "csv, jsonl or parquet; of masks a directory/, jsonl or json (COCO)")
     parser.add_option("--top K", "labels per image, most probable first [1]", int)
     parser.add_shared("--names FILE")
+    parser.add_zero_shot_options()
     masks = parser.add_group("segmentation models")
     masks.add_option("--overlays", "also write NAME.overlay.jpg, the mask over the image, to the directory of --out")
     modes = "whole: image resized to the model's size; sliding: overlapping windows [whole]"
@@ -120,7 +123,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     from vitrail.deploy.predict.predict import check_media, open_pool
     from vitrail.deploy.predict.processes import process_share, share_choices
     from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
-    from vitrail.deploy.predict.write import PredictionInterrupted, write_outputs
+    from vitrail.deploy.predict.write import PredictionInterrupted, compute_state_checksum, write_outputs
     from vitrail.deploy.runtimes.open import ask_media
 
     gc.enable()
@@ -142,6 +145,10 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     identity = {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
     identity |= {"names": compute.names} if compute.names else {}
     identity |= given_options(options, MASK_OPTIONS)
+    zero_shot = zero_shot_model(options) if output_kind == "logits" else None
+    if zero_shot is not None:
+        compute = replace(compute, assume=None, take=None)  # facts of the file that was read
+        identity |= given_options(options, ("classes", "template")) | {"weights": compute_state_checksum(zero_shot)}
     share = process_share()
     if is_folder:
         check_directory(Path(options.out), table)
@@ -156,7 +163,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
         opened_for = "queries" if is_panoptic else output_kind
         with share_choices(share) if options.precision == "auto" else nullcontext():
-            model = open_pool(options.model, opened_for, compute, share.largest(total), print_note)
+            model = open_pool(zero_shot or options.model, opened_for, compute, share.largest(total), print_note)
         check_media(model.deployed, inputs)
         labels, targets = model.deployed.contract.labels, model.deployed.contract.targets
         if model.masks is not None:

@@ -8,6 +8,7 @@ A run whose features collapse is stopped, with the likely cause and a remedy.
 examples:
   vitrail pretrain photos --method dino                   self-distillation between crops of an image
   vitrail pretrain photos --method mae --model S/16       masked autoencoder, to be fine-tuned
+  vitrail pretrain videos --method videomae --clip 16x4   masked autoencoder of clips
   vitrail pretrain cifar-10 --method mpp                  masked patch prediction, as in the ViT paper
   vitrail pretrain photos --method features --teacher clip.safetensors   features of a trained model
   vitrail pretrain photos --method dino --init deit_tiny.safetensors --epochs 10
@@ -28,7 +29,7 @@ from vitrail.training.recipes import METHODS
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail pretrain`."""
     parser.add_argument("data", nargs="?", metavar="DATA", help=f"{DATA_HELP}; labels are optional")
-    methods = "masked patch prediction, masked autoencoder, DINO, or features of a --teacher"
+    methods = "masked patch prediction, masked autoencoder of images or of videos, DINO, or features of a --teacher"
     parser.add_option("--method", methods, choices=METHODS)
     parser.add_option("--recipe FILE", "recipe.json of a run, instead of --method")
     add_run_options(parser, "DATA-METHOD-N", "teacher for --method features")

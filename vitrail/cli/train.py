@@ -1,9 +1,10 @@
-"""Train or fine-tune a model on a folder of images: classes of images, masks, or numbers.
+"""Train or fine-tune a model on a folder of images or videos: classes, masks, or numbers.
 
-DATA is a folder of class folders, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table, COCO JSON, tar shards,
-or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100. It is checked first; defective files are listed and left out. --init
-fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a trained model into a small one. The
-run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
+DATA is a folder of class folders of images or videos, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table,
+COCO JSON, tar shards, or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100, moving-digits. It is checked first; defective
+files are listed and left out. --init fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a
+trained model into a small one. The run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and
+recipe.json.
 
 examples:
   vitrail train digits                                        a minute on a laptop
@@ -11,6 +12,7 @@ examples:
   vitrail train photos --init deit-tiny --tune lora --epochs 10
   vitrail train pets --init deit-tiny                         images/ and masks/: a class for each pixel
   vitrail train houses.csv --targets price --init deit-tiny   numbers instead of classes
+  vitrail train videos --clip 16x4                            clips of 16 frames, every fourth of a video
   vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes
@@ -22,6 +24,7 @@ examples:
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +34,7 @@ from vitrail.cli.text.training import TrainingDisplay, format_outcome
 from vitrail.models.sizes import DECODER_NAMES
 from vitrail.training.recipes import DISTILLATION_METHODS
 
-OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "decoder", "seed", "precision")
+OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "clip", "tune", "decoder", "seed", "precision")
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
 DATA_OPTIONS += ("label_from", "names", "ignore", "targets")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
@@ -80,6 +83,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
     group.add_option("--lr LR", "peak learning rate", float)
     group.add_option("--model NAME", "model for training from scratch: Ti/16, S/16, B/32 …")
     group.add_shared("--size N|HxW", note="the recipe's")
+    group.add_option("--clip FxS", "frames of a clip and step between them, for videos: 16x4 [the recipe's]")
     group.add_shared("--seed N")
     teacher = parser.add_group(teacher_title)
     teacher.add_option("--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name, deit-base")
@@ -144,6 +148,11 @@ def check_run_options(options: argparse.Namespace) -> None:
         raise ValueError(f"--resume continues a run with its own settings: leave out {first_flag(extra)}")
     if options.accept_changes and not options.resume:
         raise ValueError("--accept-changes is for --resume RUN: leave it out")
+    if options.data and os.path.isfile(os.path.join(options.data, "recipe.json")):
+        run = shlex.quote(options.data)
+        raise ValueError(
+            f"{options.data} is a run, not data: use vitrail {options.command} --resume {run} to continue it"
+        )
     if not options.data:
         refuse_options(options, DATA_OPTIONS, "needs DATA: give it too")
 

@@ -241,6 +241,10 @@ class Preprocessing:
         resize = (round(self.resize[0] * size[0] / self.size[0]), round(self.resize[1] * size[1] / self.size[1]))
         return replace(self, size=size, resize=(max(size[0], resize[0]), max(size[1], resize[1])))
 
+    def with_frames(self, frames: int) -> "Preprocessing":
+        """Return the preprocessing for clips of another number of frames; that of images is unchanged."""
+        return self if self.clip is None else replace(self, clip=replace(self.clip, frames=frames))
+
     def with_resize_factor(self, factor: float) -> "Preprocessing":
         """Return the preprocessing with the same size cropped from an image resized to `factor` times it."""
         return replace(self, resize=(round(self.size[0] * factor), round(self.size[1] * factor)))

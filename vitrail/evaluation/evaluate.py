@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.data.dataset import Dataset, Images, TargetKind
+from vitrail.data.transforms.pipeline import check_media
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.open import with_fastest_precision
 from vitrail.deploy.runtimes.precision import current_precision, describe_precision
 from vitrail.evaluation.class_mapping import ClassMatching
-from vitrail.evaluation.loading import ComputeOptions, compute_rows, open_for_evaluation, read_training_data
+from vitrail.evaluation.loading import (
+    ComputeOptions,
+    compute_rows,
+    open_for_evaluation,
+    read_training_data,
+    with_views,
+)
 from vitrail.evaluation.masks import MaskEvaluation
 from vitrail.evaluation.numbers import NumberEvaluation
 from vitrail.evaluation.result import ModelEvaluation, write_predictions
@@ -129,6 +136,8 @@ def evaluate(
     class_map: str | os.PathLike[str] | None = None,
     only_present: bool = False,
     size: tuple[int, int] | None = None,
+    clips: int | None = None,
+    crops: int | None = None,
     assume: Mapping[str, Any] | None = None,
     take: str | None = None,
     runtime: str = "torch",
@@ -147,6 +156,8 @@ def evaluate(
     `split` is train, validation or test (default: test, else validation, else all images); `limit` a number of images, evenly
     spaced; `label_from`, `names` and `ignore` are as for `load_dataset`, where `ignore` is by default that of the models'
     training; `quarantine` is a list of images to leave out.
+    Of a video, a model of clips sees so many `clips`, evenly spaced, each cropped at so many places (`crops`), and their
+    probabilities are averaged; by default one clip and one crop, unless its preprocessing says otherwise.
     `precision` is fp32, bf16, fp16, or "auto": the fastest by measurement, compared with fp32 on the first images.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.
@@ -156,6 +167,8 @@ def evaluate(
     compute = ComputeOptions(pick_device(device), batch_size, workers, precision)
     first = open_for_evaluation(model, compute, size=size, assume=assume, take=take, runtime=runtime, merge=merge)
     models = [first, *(open_for_evaluation(where, compute, size=size) for where in against)]
+    if clips is not None or crops is not None:
+        models = [with_views(item, clips, crops) for item in models]
     for item in models:
         if item.contract.labels is None:
             raise ValueError(f"{item.where} has no classifier: use vitrail.evaluation.probes.probe")
@@ -197,10 +210,11 @@ def evaluate(
 
 
 def check_target_kind(deployed: DeployedModel, images: Images) -> None:
-    """Raise ValueError if the data has other targets than the model predicts, such as masks and classes of images."""
+    """Raise ValueError if the data has other targets than the model predicts, or images in place of videos or the reverse."""
     predicts, has = deployed.contract.task.outputs, task_of(images).outputs
     if predicts != has:
         raise ValueError(f"{deployed.name} predicts {predicts}, and the data has {has}: give other data")
+    check_media(deployed.contract.preprocessing, images.media)
 
 
 def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparison:

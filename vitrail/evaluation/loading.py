@@ -60,6 +60,18 @@ def open_for_evaluation(
     return replace(deployed, name=f"{deployed.name}, merge {merged}") if merged else deployed
 
 
+def with_views(deployed: DeployedModel, clips: int | None = None, crops: int | None = None) -> DeployedModel:
+    """Return a model of clips that sees so many clips of a video, and crops of each; None leaves the number as it is."""
+    contract = deployed.contract
+    clip = contract.preprocessing.clip
+    if clip is None:
+        option = "clips=" if clips is not None else "crops="
+        raise ValueError(f"{option} is for models of clips, and {deployed.name} takes images: leave it out")
+    asked = {"clips": clips, "crops": crops}
+    clip = replace(clip, **{name: number for name, number in asked.items() if number is not None})
+    return replace(deployed, contract=replace(contract, preprocessing=replace(contract.preprocessing, clip=clip)))
+
+
 def read_training_data(deployed: DeployedModel) -> dict[str, Any] | None:
     """Return the data of a model's recipe, with the `path` or `fingerprint` that the run directory around it records."""
     return None if deployed.model is None else read_card_data(deployed.model.card, deployed.where)
@@ -126,6 +138,7 @@ def compute_rows(
         device=compute.device,
         progress=progress,
         stage="evaluating",
+        activation=deployed.contract.activation,
     ):
         model_seconds += batch.seconds
         is_finite = np.isfinite(batch.outputs).all(tuple(range(1, batch.outputs.ndim)))
@@ -143,6 +156,12 @@ def compute_rows(
     if not is_read.any():
         name, reason = next(iter(unreadable.items()))
         raise ValueError(f"none of the {len(images):,} images can be read: {name}: {reason}")
-    if isinstance(deployed.runtime, CheckedRuntime) and (lower := deployed.runtime.check.lower_outputs()) is not None:
+    clip = deployed.contract.preprocessing.clip
+    has_one_view = clip is None or clip.views == 1  # the check keeps outputs of views, not of images
+    if (
+        has_one_view
+        and isinstance(deployed.runtime, CheckedRuntime)
+        and (lower := deployed.runtime.check.lower_outputs()) is not None
+    ):
         logits[np.concatenate(order)[: len(lower)]] = lower  # all images in one precision
     return ModelOutputs(logits, is_read, unreadable, time.perf_counter() - start, model_seconds, sums)

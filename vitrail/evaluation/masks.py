@@ -46,7 +46,7 @@ def map_masks(deployed: DeployedModel, images: Images) -> Images:
     if new := [name for name in images.classes if name not in labels]:
         names = format_names(new, known.format_unknown)
         raise ValueError(
-            f"{deployed.name} was not trained on the classes {names}: name them as in training, or use ignore="
+            f"{deployed.name} was not trained on the classes {names}: name them as in training, or add their values to ignore="
         )
     mapped = known.apply(images, allow_mismatch=True).images  # a class may be missing: it does not count
     return replace(mapped, colours=class_colours(deployed.contract))

@@ -85,6 +85,7 @@ def adapt_model(
     keeps_head = config.classes == model.config.classes
     adapted.labels = model.labels if keeps_head else None
     adapted.preprocessing = fit_preprocessing(model.preprocessing, model.config, config)
+    adapted.tokenizer = None if config.text_tower is None else model.tokenizer
     adapted.card = dict(model.card) if keeps_head else remove_calibration(model.card)
     return adapted.train(model.training)
 
@@ -102,11 +103,13 @@ def assemble(config: ModelConfig, state: State, like: Tensor) -> Model:
 
 
 def fit_preprocessing(preprocessing: Any, before: ModelConfig, after: ModelConfig) -> Any:
-    """Return the preprocessing of a model for its adapted image size and channels; a function of the user stays as it is."""
+    """Return the preprocessing of a model for its adapted size, channels and frames; a function of the user stays as it is."""
     if after.image_size != before.image_size and hasattr(preprocessing, "with_size"):
         preprocessing = preprocessing.with_size(after.image_size)
     if after.channels != before.channels and hasattr(preprocessing, "with_channels"):
         preprocessing = preprocessing.with_channels(after.channels)
+    if after.frames != before.frames and hasattr(preprocessing, "with_frames"):
+        preprocessing = preprocessing.with_frames(after.frames)
     return preprocessing
 
 

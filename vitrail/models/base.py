@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vitrail.models.eomt import QueryDecoder, QueryLogits
     from vitrail.models.segmenter import DecoderSlot
     from vitrail.models.sizes import Size
+    from vitrail.models.text import TextConfig
     from vitrail.models.vit_config import EmbedSlot
     from vitrail.nn.block import BlockSlot
     from vitrail.nn.embed import Embedding, Prefix, PrefixTokens
@@ -74,6 +75,16 @@ class ModelConfig:
         """Return (height, width), or (frames, height, width) of models that take clips [B, C, T, H, W]."""
         return self.image_size if self.frames is None else (self.frames, *self.image_size)
 
+    @property
+    def image_tower(self) -> "ModelConfig":
+        """Return the configuration of the tower that reads images: this one, unless the model has a text tower too."""
+        return self
+
+    @property
+    def text_tower(self) -> "TextConfig | None":
+        """Return the configuration of the text tower; None without one."""
+        return None
+
     def find_decoder(self) -> "DecoderSlot | None":
         """Return the decoder of a segmentation model; None for other families."""
         return None
@@ -113,6 +124,11 @@ class ModelConfig:
     @property
     def has_tokens(self) -> bool:
         """Return whether the family computes patch tokens."""
+        return False
+
+    @property
+    def can_drop_patches(self) -> bool:
+        """Return whether the model computes some patches without the others."""
         return False
 
     def require_tokens(self, purpose: str, clips: bool = False) -> "TokenConfig":
@@ -176,6 +192,10 @@ class ModelConfig:
         """Return the configuration with a head for this number of classes; None ends the model in features."""
         return replace(self, classes=classes)  # type: ignore[call-arg]
 
+    def with_similarity(self, classes: int) -> "ModelConfig":
+        """Return the configuration of a classifier by cosine similarity on the features of this image tower."""
+        raise refuse(self, "zero-shot classification")
+
     def drop_classifier(self, state: State, classes: int | None) -> State:
         """Return the tensors that the model with this number of classes takes over: all but those of the classifier."""
         return {name: tensor for name, tensor in state.items() if not is_classifier(name)}
@@ -219,6 +239,10 @@ class TokenConfig(ModelConfig):
     @property
     def has_tokens(self) -> bool:
         return True
+
+    @property
+    def can_drop_patches(self) -> bool:
+        return not self.block.is_divided
 
     def require_tokens(self, purpose: str, clips: bool = False) -> "TokenConfig":
         if self.frames is not None and not clips:
@@ -283,6 +307,7 @@ class Model(RecomputeModule, ABC):
 
     labels: tuple[str, ...] | None = None  # in the order of the logits
     preprocessing: Callable[[Any], Tensor] | None = None  # a PIL image to the normalised [C, H, W]
+    tokenizer: Callable[[Any], Tensor] | None = None  # texts to token ids [B, T], of models with a text tower
     card: Mapping[str, Any] = MappingProxyType({})  # recipe, metrics, provenance, licence
 
     if TYPE_CHECKING:
@@ -314,6 +339,10 @@ class Model(RecomputeModule, ABC):
     def embed_images(self, images: Tensor) -> Tensor:
         """Return one feature vector per image, [B, feature_dim]: the flattened pre-logits."""
         return self.compute_pre_logits(images).flatten(1)
+
+    def sample_outputs(self, images: Tensor) -> Tensor:
+        """Return outputs to compare two copies of a model by: its logits, or features without classes."""
+        return self(images)
 
     @torch.no_grad()
     def divide_logits(self, temperature: float) -> None:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from vitrail.models.adapt import assemble, with_learned_positions
-from vitrail.models.base import Model, State, TokenConfig, Unsupported
+from vitrail.models.base import Model, ModelConfig, State, TokenConfig, Unsupported
+from vitrail.models.registry import lay_out
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import Divided, PreNorm
 from vitrail.nn.embed import Patches, Tubelets
@@ -34,7 +35,8 @@ def inflate(model: Model, frames: int, tubelet: int = 2, mode: str = "mean", att
     """Return a model of clips of so many frames with the weights of a model of images.
 
     `tubelet` is the number of frames of a tubelet, `mode` "mean" or "centre". `attention` is "joint", of all patches of a
-    clip to all, or "divided" into time and space; by default divided if the model has prefix tokens.
+    clip to all, or "divided" into time and space; by default divided if the model has prefix tokens. The new model has no
+    preprocessing: add a `clip` to the model's, and set it.
     """
     config = model.config
     if mode not in MODES:
@@ -55,8 +57,14 @@ def inflate(model: Model, frames: int, tubelet: int = 2, mode: str = "mean", att
     parts, state = change(restated, state, steps)
     inflated = assemble(replace(restated, frames=frames, embed=embed, **parts), state, next(iter(model.parameters())))
     inflated.labels, inflated.card = model.labels, dict(model.card)
-    inflated.preprocessing = model.preprocessing
     return inflated.train(model.training)
+
+
+def inflate_config(config: ModelConfig, frames: int) -> ModelConfig:
+    """Return the configuration of a model of images inflated to clips of so many frames."""
+    with torch.device("meta"):
+        model = lay_out(config)
+    return model.inflate(frames).config
 
 
 def inflate_patches(weight: Tensor, config: ViTConfig, tubelet: int, mode: str) -> Tensor:

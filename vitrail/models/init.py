@@ -6,7 +6,7 @@
 | `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
-relative positions, and all of MViT v1, at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin
+relative positions, and those of MViT v1, at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin
 v2) at zero and its scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at
 N(0, 0.01²) (mmsegmentation), positions in time and the projection after attention over time at zero (TimeSformer, whose first
 layer is an exception).
@@ -19,11 +19,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.text import PairLogits, TextEncoder
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import DividedBlock, LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
-from vitrail.nn.head import DistilledHead, TanhHead
+from vitrail.nn.head import DistilledHead, SimilarityHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.multiscale import PooledAttention, SeparatePositions
 from vitrail.nn.pool import AttentionPool
@@ -127,11 +128,13 @@ def initialise(model: nn.Module, scheme: str) -> None:
             nn.init.xavier_uniform_(module.probe[0])
             for part in module.kv.weight.chunk(2):
                 linear(part)
-        elif isinstance(module, TanhHead):
+        elif isinstance(module, TanhHead) and isinstance(module.pre_logits, nn.Linear):
             _lecun(module.pre_logits.weight, module.pre_logits.in_features)
             if isinstance(module.linear, nn.Linear):
                 head(module.linear.weight)
-        elif isinstance(module, Decoder):
+        elif isinstance(module, SimilarityHead) and isinstance(module.linear, nn.Linear):
+            head(module.linear.weight)
+        elif isinstance(module, (Decoder, TextEncoder, PairLogits)):
             module.reset_parameters()
         elif isinstance(module, DistilledHead):
             head(module.label.weight)

@@ -16,6 +16,8 @@ from vitrail.models.mvit_config import MVIT_NAME, MVIT_OPTIONS, MViTConfig, conf
 from vitrail.models.segmenter import DECODERS, DecoderSlot, Segmenter, SegmenterConfig
 from vitrail.models.sizes import SIZES
 from vitrail.models.swin import SWIN_NAME, SWIN_OPTIONS, Swin, SwinConfig, configure_swin
+from vitrail.models.text import TextConfig
+from vitrail.models.two_towers import TwoTowers, TwoTowersConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import VIT_NAME, ViTConfig, configure_vit, get_slot
 from vitrail.utils.json import value_from_json
@@ -129,6 +131,17 @@ def lay_out_segmenter(config: SegmenterConfig) -> Segmenter:
     return Segmenter(config, lay_out(config.backbone))
 
 
+def configure_two_towers(
+    name: str | None = None, *, text: TextConfig, logit_bias: bool = False, **options: Any
+) -> TwoTowersConfig:
+    """Return two towers with the image tower that a name and its options describe; see `configure`."""
+    return TwoTowersConfig(configure(name, classes=None, **options), text, logit_bias)
+
+
+def lay_out_two_towers(config: TwoTowersConfig) -> TwoTowers:
+    return TwoTowers(config, lay_out(config.image))
+
+
 def config_from_json(data: Any) -> ModelConfig:
     """Return the configuration that `to_json` wrote."""
     return value_from_json(data, ModelConfig, "config")
@@ -140,3 +153,4 @@ register(Family("bit", BiTConfig, BiT, configure_bit, BIT_NAME.fullmatch, BIT_OP
 register(Family("swin", SwinConfig, Swin, configure_swin, SWIN_NAME.fullmatch, SWIN_OPTIONS, "Swin-T"))
 register(Family("mvit", MViTConfig, MViT, configure_mvit, MVIT_NAME.fullmatch, MVIT_OPTIONS, "MViTv2-T"))
 register(Family("segmenter", SegmenterConfig, lay_out_segmenter, configure_segmenter, lambda name: False))
+register(Family("two_towers", TwoTowersConfig, lay_out_two_towers, configure_two_towers, lambda name: False))

@@ -7,14 +7,13 @@ the patches are tubelets in a grid of t×h×w.
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from vitrail.models.base import ForwardStage, Layer, Model, TokenModel, Unsupported
 from vitrail.models.tracing import ConstantPositions, fold_convolutions, resample_in_graph
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import run_block
-from vitrail.nn.head import Projection, TanhHead
+from vitrail.nn.head import HiddenHead, Projection
 from vitrail.nn.shape import Grid
 
 
@@ -85,13 +84,13 @@ class ViT(TokenModel):
         return self.apply_pre_logits(y) if pre_logits else self.head(y)
 
     def apply_pre_logits(self, y: Tensor) -> Tensor:
-        """Return the input of the classifier: y after the tanh layer or the projection, if there is one."""
-        if isinstance(self.head, TanhHead):
-            return torch.tanh(self.head.pre_logits(y))
+        """Return the input of the classifier: y after the head's own layer or the projection, if there is one."""
+        if isinstance(self.head, HiddenHead):
+            return self.head.compute_features(y)
         return self.head(y) if isinstance(self.config.head, Projection) else y
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.head.linear(features) if isinstance(self.head, TanhHead) else self.head(features)
+        return self.head.linear(features) if isinstance(self.head, HiddenHead) else self.head(features)
 
     def compute_pre_logits(self, images: Tensor) -> Tensor:
         return self.apply_pre_logits(self.pool_tokens(images))
@@ -113,8 +112,8 @@ class ViT(TokenModel):
 
     @property
     def feature_dim(self) -> int:
-        if isinstance(self.head, TanhHead):
-            return self.head.pre_logits.out_features
+        if isinstance(self.head, HiddenHead):
+            return self.head.hidden
         if isinstance(self.config.head, Projection):
             return self.config.head.width
         return self.pool.n_vectors * self.pool.feature_dim
@@ -122,7 +121,7 @@ class ViT(TokenModel):
     def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
         """Run the model equation by equation."""
         grid = self.embed.grid(images)
-        yield ForwardStage("image", images)
+        yield ForwardStage("image" if self.config.frames is None else "clip", images)
         x = self.embed(images)
         yield ForwardStage("patches x_p E", x, (self.embed,))
         z = self.add_positions(x, grid)

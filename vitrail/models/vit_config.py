@@ -13,7 +13,7 @@ from vitrail.models.init import SCHEMES
 from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
 from vitrail.nn.block import BlockSlot, Divided, Parallel, PostNorm, PreNorm, ResPostNorm
 from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix, Tubelets
-from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
+from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection, Similarity
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
 from vitrail.nn.position import AddedPosition, Learned1D, NoPosition, PositionSlot
@@ -167,6 +167,10 @@ class ViTConfig(TokenConfig):
         head = Linear() if isinstance(self.head, Projection) else self.head
         return replace(self, classes=classes, head=head)
 
+    def with_similarity(self, classes: int) -> "ViTConfig":
+        head = Similarity(self.head.width if isinstance(self.head, Projection) else None)
+        return replace(self, classes=classes, head=head)
+
     def as_backbone(self) -> "ViTConfig":
         """Return the configuration without head, pre-logits and attention pooling, which feature maps do not need."""
         pool = Mean() if isinstance(self.pool, MAP) else self.pool
@@ -292,7 +296,7 @@ def configure_vit(
     `frames` makes it a model of clips of so many frames, cut into tubelets of `tubelet` frames (2 if not given).
     """
     if frames is None and tubelet is not None:
-        raise ValueError(f"tubelet={tubelet} is for models of clips: give frames too")
+        raise ValueError(f"tubelet={tubelet} is for models of clips: give frames=16 too, or another number")
     if name is None:
         if patch is None or width is None or depth is None or heads is None:
             raise ValueError("without a name like 'B/16', give patch, width, depth and heads")

@@ -220,8 +220,8 @@ class Tubelets:
     def grid_of(self, size: tuple[int, ...]) -> Grid:
         frames, *sides = size
         if frames < self.frames or frames % self.frames:
-            below, above = (frames // self.frames + step for step in (0, 1))
-            remedy = " or ".join(str(steps * self.frames) for steps in (below, above) if steps)
+            steps = dict.fromkeys(max(1, frames // self.frames + more) for more in (0, 1))
+            remedy = " or ".join(str(step * self.frames) for step in steps)
             raise ValueError(f"{frames} frames are not divisible into tubelets of {self.frames}: use {remedy}")
         return (frames // self.frames, *compute_grid(tuple(sides), self.patch))
 

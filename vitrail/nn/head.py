@@ -3,21 +3,40 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn.linear import LinearLayer
 
 
-class TanhHead(nn.Module):
-    """The pre-logits layer of the original release: a hidden layer with tanh, used in pre-training."""
+class HiddenHead(nn.Module):
+    """A head that computes features of its own, the pre-logits, before the classifier."""
 
-    def __init__(self, features: int, hidden: int, classes: int | None) -> None:
+    def __init__(self, pre_logits: nn.Module, hidden: int, classes: int | None) -> None:
         super().__init__()
-        self.pre_logits = LinearLayer(features, hidden)
+        self.pre_logits, self.hidden = pre_logits, hidden
         self.linear = nn.Identity() if classes is None else LinearLayer(hidden, classes)
 
+    def compute_features(self, y: Tensor) -> Tensor:
+        """Return the input of the classifier."""
+        raise NotImplementedError
+
     def forward(self, y: Tensor) -> Tensor:
-        return self.linear(torch.tanh(self.pre_logits(y)))
+        return self.linear(self.compute_features(y))
+
+
+class TanhHead(HiddenHead):
+    """The pre-logits layer of the original release: a hidden layer with tanh, used in pre-training."""
+
+    def compute_features(self, y: Tensor) -> Tensor:
+        return torch.tanh(self.pre_logits(y))
+
+
+class SimilarityHead(HiddenHead):
+    """A classifier of unit vectors. With rows of one length, logits are cosine similarities times that length."""
+
+    def compute_features(self, y: Tensor) -> Tensor:
+        return F.normalize(self.pre_logits(y), dim=-1)
 
 
 class DistilledHead(nn.Module):
@@ -60,7 +79,8 @@ class PreLogits:
     def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
         if vectors != 1:
             raise ValueError("pre-logits do not support a distillation token: use head='linear'")
-        return TanhHead(features, features if self.hidden is None else self.hidden, classes)
+        hidden = features if self.hidden is None else self.hidden
+        return TanhHead(LinearLayer(features, hidden), hidden, classes)
 
 
 @dataclass(frozen=True)
@@ -79,4 +99,18 @@ class Projection:
         return LinearLayer(features, self.width, bias=False)
 
 
-HeadSlot = Linear | PreLogits | Projection
+@dataclass(frozen=True)
+class Similarity:
+    """A classifier of unit vectors, as text features are in zero-shot classification; `projection` is CLIP's, if it has one."""
+
+    projection: int | None = None
+
+    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
+        if vectors != 1:
+            raise ValueError("a similarity head does not support a distillation token: use head='linear'")
+        if self.projection is None:
+            return SimilarityHead(nn.Identity(), features, classes)
+        return SimilarityHead(Projection(self.projection).build(features, None, vectors), self.projection, classes)
+
+
+HeadSlot = Linear | PreLogits | Projection | Similarity

@@ -114,9 +114,12 @@ class Mean:
     for that norm than for those of the layers, and, as a model without classes, no norm."""
 
     norm_after: bool = False
-    normed: bool = field(default=True, metadata={"omit_default": True})
-    eps: float | None = field(default=None, metadata={"omit_default": True})  # of the norm; None: the model's
+    normed: bool = field(default=True, repr=False, metadata={"omit_default": True})
+    eps: float | None = field(default=None, repr=False, metadata={"omit_default": True})  # None: the model's
     required_tokens: ClassVar[int] = 0
+
+    def __str__(self) -> str:
+        return f"{self!r}{'' if self.normed else ' without norm'}{'' if self.eps is None else f', eps {self.eps:g}'}"
 
     def build(self, shape: EncoderShape, norm: nn.Module) -> Pool:
         if self.eps is not None:

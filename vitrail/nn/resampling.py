@@ -35,7 +35,9 @@ class Resampling:
 
     def __post_init__(self) -> None:
         if self.kind not in ("bicubic", "linear", "geometric", "nearest"):
-            raise ValueError(f"kind of resampling must be bicubic, linear, geometric or nearest, got {self.kind!r}")
+            raise ValueError(
+                f"kind of resampling must be 'bicubic', 'linear', 'geometric' or 'nearest', got {self.kind!r}"
+            )
         if not 0 <= self.offset < 1:
             raise ValueError(f"offset of resampling must be at least 0 and below 1, got {self.offset}")
         if self.antialias + self.align_corners + (self.offset > 0) > 1:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.rng import StepRandom
-from vitrail.models.base import Model
+from vitrail.models.base import Model, Unsupported
 from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, require_draw
 from vitrail.objectives.fewer_tokens import TokenMerging, TokenSlot, draw_patches
 from vitrail.utils.json import check_fields
@@ -20,13 +20,14 @@ MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM = 1, 2, 3  # random streams
 
 
 def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw: StepRandom) -> tuple[Tensor, Tensor]:
-    """Return images [B, C, H, W] and soft targets [B, K], each mixed with its neighbour in the batch.
+    """Return images [B, C, H, W] or clips [B, C, T, H, W] and soft targets [B, K], each mixed with its neighbour in the batch.
 
     With both alphas above 0, each pair gets mixup or CutMix with equal probability. A last image without a partner is unchanged.
+    A clip has the same box of CutMix in all frames.
     """
     if not mixup and not cutmix:
         return images, targets
-    b, _, height, width = images.shape
+    b, (height, width) = len(images), images.shape[-2:]
     first_of_pair, partner = pair_indices(b, images.device)
     use_cutmix = draw.uniform(1, MIX_KIND_STREAM)[first_of_pair, 0] < (0.5 if mixup and cutmix else float(cutmix > 0))
     lam = torch.ones(b, device=images.device)  # λ, the weight of the image itself
@@ -38,9 +39,10 @@ def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw
     box = cut_boxes(lam, centre, (height, width)) & use_cutmix[:, None, None]  # [B, H, W]
     lam = torch.where(use_cutmix, 1 - box.float().mean((1, 2)), lam)
 
-    weight = lam[:, None, None, None]
+    weight = lam[:, None, None]
     if cutmix:
-        weight = torch.where(use_cutmix[:, None, None], 1 - box.float(), lam[:, None, None])[:, None]
+        weight = torch.where(use_cutmix[:, None, None], 1 - box.float(), weight)
+    weight = weight.view(b, *[1] * (images.ndim - 3), *weight.shape[1:])
     images = images * weight + images[partner] * (1 - weight)
     return images, targets * lam[:, None] + targets[partner] * (1 - lam[:, None])
 
@@ -107,6 +109,8 @@ class Classification(Objective):
         super().check_model(model)
         if self.patch_dropout:
             model.require_tokens("objective.patch_dropout", clips=True)
+            if not model.config.can_drop_patches:
+                raise Unsupported("divided attention needs every patch: set objective.patch_dropout=0")
         if self.tokens is not None:
             self.tokens.check(model)
 

@@ -14,14 +14,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitrail.data.dataset import Images, TargetKind
 from vitrail.data.preprocessing import Preprocessing, convert_image
+from vitrail.data.video import Video, read_clip
 from vitrail.tasks.comparison import OutputComparison, TargetStatistics
 
-THUMBNAIL_SIDE = 192  # pixels, of the longer side
+THUMBNAIL_SIDE = 192  # pixels, of the longer side; of a video that of each frame
+STRIP_FRAMES, STRIP_GAP = 4, 4  # of a video; pixels between them
 JPEG_QUALITY = 88
 Sums = dict[str, np.ndarray]  # over images, by name
 Predict = Callable[[int], Tensor]  # the output of the model for an image of the split, without the batch dimension
@@ -133,9 +136,25 @@ def add_sums(first: Sums, second: Sums) -> Sums:
 
 
 def open_thumbnail(images: Images, index: int, side: int = THUMBNAIL_SIDE) -> Image.Image:
+    """Return a small upright copy of an image in RGB, or of a video frames side by side, from its first to its last."""
+    with images.open(index) as opened:
+        if not isinstance(opened, Video):
+            return shrink_image(opened, side)
+        sizes: list[tuple[int, int]] = []  # frames of a folder may differ in size: all get that of the first
+
+        def shrink(frame: Image.Image) -> Tensor:  # [3, h, w]
+            thumbnail = shrink_image(frame, side)
+            sizes.append(thumbnail.size)
+            return torch.from_numpy(np.array(thumbnail.resize(sizes[0]))).permute(2, 0, 1)
+
+        strip = read_clip(opened, 1, lambda n: np.linspace(0, n - 1, STRIP_FRAMES).round().astype(np.int64), shrink)
+    row = F.pad(strip, (0, STRIP_GAP), value=128).permute(2, 1, 3, 0).flatten(1, 2)  # [3, T, h, w] to [h, T·w, 3]
+    return Image.fromarray(row[:, :-STRIP_GAP].contiguous().numpy())
+
+
+def shrink_image(image: Image.Image, side: int) -> Image.Image:
     """Return a small upright copy of an image in RGB."""
-    with images.open(index) as image:
-        thumbnail = convert_image(ImageOps.exif_transpose(image), 3)
+    thumbnail = convert_image(ImageOps.exif_transpose(image), 3)
     thumbnail.thumbnail((side, side))
     return thumbnail
 

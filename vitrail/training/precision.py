@@ -46,7 +46,7 @@ def measure_precision(recipe: Recipe, batch: int, seconds: float = MEASURING_SEC
     with torch.random.fork_rng(devices=[]):
         model = build_from(recipe.model).train()
         tune(model, recipe.tune)
-        shape = (recipe.model.channels, *recipe.model.image_size)
+        shape = (recipe.model.channels, *recipe.model.input_size)
         few = torch.randn(min(2, batch), *shape)  # one image alone has no batch statistics
         first = measure_interleaved({"fp32": lambda: compute_gradients(model, few, "fp32")}, 0.0)["fp32"] / len(few)
         # A warm-up and a measurement of both have to fit into the time.

@@ -125,6 +125,15 @@ class Recipe:
         if pipeline.channels != model.channels:
             channels = f"the model takes {model.channels} channels and the preprocessing gives {pipeline.channels}"
             raise ValueError(f"{channels}: set model.channels={pipeline.channels}")
+        clip = pipeline.clip
+        if model.frames != (None if clip is None else clip.frames):
+            takes = "images" if model.frames is None else f"clips of {model.frames} frames"
+            gives = "images" if clip is None else f"clips of {clip.frames}"
+            raise ValueError(
+                f"the model takes {takes} and the preprocessing gives {gives}: use clip=, which changes both"
+            )
+        if clip is not None and clip.views > 1:
+            raise ValueError(f"a run has one view of each video, got {clip.views}: give clips= and crops= to evaluate")
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the run."""
@@ -162,6 +171,8 @@ class Facts:
     side: tuple[int, int]  # median height and width of the images
     channels: int
     several_sizes: bool  # whether images differ in size, as photographs do
+    frames: int | None = None  # median number of frames of a video; None for images
+    rate: float | None = None  # median frames per second of the videos; None if unknown
     init: ModelConfig | None = None  # of the initial checkpoint
     init_preprocessing: Preprocessing | None = None
     teacher: Teacher | None = None

@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
+from vitrail.data.clip import parse_clip
+from vitrail.data.dataset import Media
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.objects import describe_object
 from vitrail.data.transforms.augment import AugmentSlot
@@ -28,7 +30,7 @@ from vitrail.training.runs.validation import describe_validation, limit_validati
 from vitrail.utils.precision import PrecisionChoice, check_precision
 
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
-SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "decoder", "distil")  # of some of them
+SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "decoder", "distil", "clip")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
 Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
 FROM_CHECKPOINT = ("finetune", "paper-finetune", "segment", "regress", *METHODS)
@@ -51,11 +53,13 @@ class RecipeChoice:
     deadline: float | None = None  # by `time.monotonic()`
     by_default: bool = False  # whether the name was not given, so that the data may ask for another recipe
 
-    def for_task(self, task: Task) -> "RecipeChoice":
-        """Return the choice for data of this task: its own recipe, unless one was given."""
-        if task.recipe is None or not self.by_default or self.given is not None:
+    def for_data(self, task: Task, media: Media) -> "RecipeChoice":
+        """Return the choice for data of this task, of images or videos: its own recipe, unless one was given."""
+        if not self.by_default or self.given is not None:
             return self
-        return replace(self, name=task.recipe)
+        from_scratch = media == "video" and self.init is None and self.teacher is None
+        name = task.recipe or ("video" if from_scratch else None)
+        return self if name is None else replace(self, name=name)
 
     def __post_init__(self) -> None:
         if self.init is not None:  # the recipe records the address, not the name
@@ -111,6 +115,7 @@ class RecipeChoice:
         else:
             asked, facts.teacher = {k: value for k, value in self.overrides.items() if value is not None}, self.teacher
             asked |= {"size": image_sides(asked["size"])} if "size" in asked else {}
+            asked |= {"clip": parse_clip(asked["clip"])} if isinstance(asked.get("clip"), str) else {}
             asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
             recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
         recipe = replace(recipe, objective=recipe.objective.fit_targets(facts.target_mean, facts.target_std))

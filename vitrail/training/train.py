@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from vitrail.data.clip import Clip
+from vitrail.data.dataset import Images
 from vitrail.data.sources.file_names import preview_labels
 from vitrail.data.sources.objects import PREFIX
 from vitrail.data.transforms.user import bind_transforms, list_functions
@@ -46,6 +48,7 @@ def train(
     recipe: str | os.PathLike[str] | Recipe | None = None,
     model: str | None = None,
     size: int | tuple[int, int] | None = None,
+    clip: str | Clip | None = None,
     width: int | None = None,
     depth: int | None = None,
     patch_dropout: float | None = None,
@@ -87,11 +90,13 @@ def train(
     `Data`.
 
     `init` is the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name, a recipe.json or a Recipe (by
-    default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to
-    learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
+    default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`, for videos `video`). `teacher` is a
+    trained model to learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once
+    for each image.
     Images with masks get the recipe `segment`, with a `decoder` (linear, linear-4, upernet, eomt) on the model. `targets` are
     columns of numbers to learn, in place of labels, with the recipe `regress`.
-    A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
+    A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, to `clip` ("16x4": frames of
+    a clip and the step between them, for videos), `tune` ("head", "lora"),
     `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
     With `minutes` a few steps are measured, and the recipe gets so many steps that the call ends after about that time.
     `precision` is fp32, bf16, fp16, or "auto" (the default of named recipes): a lower one if a second of measuring says that it
@@ -116,7 +121,7 @@ def train(
     taught = choose_teacher(optional_path(teacher), distil, teacher_cache, given)
     default = "finetune" if init else "distil" if taught else "scratch-small"
     overrides = {"model": model, "size": size, "tune": tune, "epochs": epochs, "steps": steps, "batch_size": batch_size}
-    overrides |= {"lr": lr, "precision": precision, "seed": seed}
+    overrides |= {"lr": lr, "precision": precision, "seed": seed, "clip": clip}
     overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout, "decoder": decoder}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
     choice = RecipeChoice(
@@ -146,6 +151,7 @@ def pretrain(
     recipe: str | os.PathLike[str] | Recipe | None = None,
     model: str | None = None,
     size: int | tuple[int, int] | None = None,
+    clip: str | Clip | None = None,
     epochs: float | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -170,10 +176,10 @@ def pretrain(
 ) -> tuple[Path, dict[str, Any]]:
     """Train a model without labels; return the run directory and its summary.
 
-    `data` is as for `vitrail.train`; it may be images without labels. `method` is mpp (masked patch prediction), mae, dino or
-    features; `init` the initial checkpoint; `recipe` a recipe.json or a Recipe instead of a method. `teacher` is the trained
-    model whose features are learnt; with `teacher_cache` they are computed once for each image. Everything else is as for
-    `vitrail.train`; `vitrail.resume` resumes it.
+    `data` is as for `vitrail.train`; it may be images without labels. `method` is mpp (masked patch prediction), mae, videomae
+    (of videos, with `clip`), dino or features; `init` the initial checkpoint; `recipe` a recipe.json or a Recipe instead of a
+    method. `teacher` is the trained model whose features are learnt; with `teacher_cache` they are computed once for each image.
+    Everything else is as for `vitrail.train`; `vitrail.resume` resumes it.
     """
     given = read_given(recipe)
     if given is not None and method_of(given) is None:
@@ -196,7 +202,7 @@ def pretrain(
         raise ValueError(f"method={name!r} needs a teacher: give teacher=MODEL, a trained model")
     taught = choose_teacher(optional_path(teacher), None, teacher_cache, given) if uses_teacher else None
     overrides = {"model": model, "size": size, "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr}
-    overrides |= {"precision": precision, "seed": seed}
+    overrides |= {"precision": precision, "seed": seed, "clip": clip}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
     choice = RecipeChoice(
         name, given, *source, optional_path(init), taught, None, overrides, settings, augment, set_deadline(minutes)
@@ -240,12 +246,13 @@ def start_run(
         task = task_of(prepared.train)
         check_sampling(choice.data, task)
         task.check_splits(prepared.splits, where)
-        choice = choice.for_task(task)
+        choice = choice.for_data(task, prepared.train.media)
         if directory is None:
             directory = choose_directory(where, choice.given.name if choice.given else choice.name)
         recipe, facts = choice.choose(prepared, machine, team)
         check_labels(recipe)
         check_task(recipe, task)
+        check_media(recipe, prepared.train)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
             counts = f"the recipe is for {classes} {task.noun} and {where} has {present}"
@@ -380,6 +387,18 @@ def check_task(recipe: Recipe, task: Task) -> None:
         return
     remedy = f"use recipe={task.recipe!r}" if task.recipe else "use a recipe for classes, such as 'finetune'"
     raise ValueError(f"the recipe {recipe.name} does not learn {task.title}, which {recipe.data.where} has: {remedy}")
+
+
+def check_media(recipe: Recipe, images: Images) -> None:
+    """Raise ValueError if the recipe's model takes clips and the data has images, or the other way round."""
+    where, clip = recipe.data.where, recipe.preprocessing.clip
+    if images.media == "video" and clip is None:
+        remedy = (
+            "use recipe='video', or 'finetune' with init=" if method_of(recipe) is None else "use method='videomae'"
+        )
+        raise ValueError(f"{where} has videos, and the recipe {recipe.name} trains a model of images: {remedy}")
+    if images.media != "video" and clip is not None:
+        raise ValueError(f"{where} has images, and the model takes clips of {clip.frames} frames: give videos")
 
 
 def check_sampling(data: Data, task: Task) -> None:

@@ -16,6 +16,7 @@ import torch
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, TensorNames
 from vitrail.checkpoints.formats.timm import make_center_crop
 from vitrail.checkpoints.keys import KeyMapping, KeyTable, Rules, TensorTransform, map_tensors, reshape
+from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import IMAGENET_STATS, NormalisationStats, Preprocessing
 from vitrail.models.mvit_config import CLIPS, MViTConfig
 
@@ -283,10 +284,11 @@ def read_clip_config(names: TensorNames, assumptions: Assumptions, naming: ClipN
 
 
 def choose_clip_preprocessing(config: MViTConfig, _: str, naming: ClipNaming) -> tuple[Preprocessing, str]:
-    """Return the pipeline of each frame that the project evaluates its models with."""
-    size = config.image_size
-    pipeline = Preprocessing(size, size, "cover", "bilinear", antialias=False, engine="torch", **KINETICS_STATS)
-    return pipeline.with_resize_factor(256 / 224), f"the default of {naming.title}"
+    """Return the pipeline that the project evaluates its models with: every fourth frame, resized as one image is."""
+    assert config.frames is not None
+    size, clip = config.image_size, Clip(config.frames, 4)
+    frame = Preprocessing(size, size, "cover", "bilinear", antialias=False, engine="torch", **KINETICS_STATS, clip=clip)
+    return frame.with_resize_factor(256 / 224), f"the default of {naming.title}"
 
 
 # --- formats ---

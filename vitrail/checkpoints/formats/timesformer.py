@@ -21,6 +21,8 @@ from vitrail.nn.head import Linear
 from vitrail.nn.pool import ClassToken
 from vitrail.nn.position import Factorised
 
+STRIDES = {8: 32, 16: 16, 96: 4}  # between the frames of the published models, by their number
+
 
 @dataclass(frozen=True)
 class Naming:
@@ -139,8 +141,10 @@ def read_config(names: TensorNames, assumptions: Assumptions, naming: Naming) ->
 
 def default_preprocessing(config: TokenConfig, name: str) -> tuple[Preprocessing, str]:
     """Return the pipeline of evaluation: the shorter side resized, the centre cropped."""
-    why = "the evaluation of TimeSformer's release"
-    return videomae.make_centre_crop(config.image_size, (0.45,) * 3, (0.225,) * 3), why
+    stride = STRIDES.get(config.frames or 0, 4)
+    return videomae.make_centre_crop(
+        config, stride, (0.45,) * 3, (0.225,) * 3
+    ), "the evaluation of TimeSformer's release"
 
 
 def _make_format(naming: Naming, name: str, roots: tuple[str, ...]) -> CheckpointFormat:

@@ -14,6 +14,7 @@ import torch
 from vitrail.checkpoints import formats, keys
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames, transformers
 from vitrail.checkpoints.keys import IgnoredKeys, KeyMapping, KeyTable, Rules
+from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.models.base import TokenConfig
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, compute_decoder_positions, make_decoder_block
@@ -66,6 +67,12 @@ TRANSFORMERS = Naming(
     eps=1e-12,
     mean_eps=1e-5,
 )
+# The names of the modules in version 5, which writes the others.
+TRANSFORMERS_MODULES = replace(
+    TRANSFORMERS,
+    title="transformers' VideoMAE in the names of its modules",
+    biases=("attention.attention.query.bias", "attention.attention.value.bias"),
+)
 RELEASE = Naming(
     title="VideoMAE's release",
     root="",
@@ -93,7 +100,7 @@ RELEASE = Naming(
 def build_table(config: TokenConfig, root: str | None = None, naming: Naming = TRANSFORMERS) -> KeyTable:
     """Return the table of a classifier, or of the body of a configuration without classes; `root` is before the body."""
     root = (naming.root if config.classes is not None else "") if root is None else root
-    outside = "" if naming is TRANSFORMERS else root
+    outside = root if naming is RELEASE else ""
     embed, mean = require_tubelets(naming.title, config), isinstance(config.pool, Mean) and config.pool.norm_after
     rules: Rules = {
         "embed.projection.weight": (
@@ -170,7 +177,7 @@ def map_decoder(config: TokenConfig, spec: Decoder, naming: Naming, prefix: str)
 def read_config(names: TensorNames, assumptions: Assumptions, naming: Naming) -> ViTConfig:
     """Return the configuration of a VideoMAE with these names."""
     width, channels, tubelet, patch, _ = names.tubelet_shape(f"{naming.patches}.weight")
-    layer, outside = naming.layer.replace("#", "*"), TensorNames(names.shapes) if naming is TRANSFORMERS else names
+    layer, outside = naming.layer.replace("#", "*"), names if naming is RELEASE else TensorNames(names.shapes)
     classes, eps = (
         outside.output_dim(naming.head),
         assumptions.resolve("eps", naming.eps, f"the default of {naming.title}"),
@@ -237,13 +244,17 @@ def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
 
 def default_preprocessing(config: TokenConfig, name: str) -> tuple[Preprocessing, str]:
     """Return the pipeline of evaluation: the shorter side resized, the centre cropped."""
-    return make_centre_crop(config.image_size, **IMAGENET_STATS), "the evaluation of VideoMAE's release"
+    return make_centre_crop(config, 4, **IMAGENET_STATS), "the evaluation of VideoMAE's release on Kinetics"
 
 
-def make_centre_crop(size: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessing:
+def make_centre_crop(
+    config: TokenConfig, stride: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Preprocessing:
     """Return the usual pipeline of clips: the shorter side resized, the centre cropped; frames that are not square, squashed."""
+    assert config.frames is not None
+    size, clip = config.image_size, Clip(config.frames, stride)
     fit = "cover" if size[0] == size[1] else "squash"
-    return Preprocessing(size, size, fit, "bilinear", engine="torch", centre="down", mean=mean, std=std)
+    return Preprocessing(size, size, fit, "bilinear", engine="torch", centre="down", mean=mean, std=std, clip=clip)
 
 
 EXAMPLE = {"frames": 4, "position": "sinusoid1d", "pool": "mean-norm", "block": PreNorm(key_bias=False)}
@@ -267,6 +278,7 @@ def _make_format(naming: Naming, name: str, roots: tuple[str, ...]) -> Checkpoin
 
 FORMATS = (
     _make_format(TRANSFORMERS, "transformers videomae", ("videomae.", "")),
+    _make_format(TRANSFORMERS_MODULES, "transformers videomae modules", ("videomae.", "")),
     _make_format(RELEASE, "videomae", ("", "encoder.")),
 )
 

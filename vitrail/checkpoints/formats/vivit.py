@@ -88,7 +88,7 @@ def read_config(names: TensorNames, assumptions: Assumptions) -> ViTConfig:
 def default_preprocessing(config: TokenConfig, name: str) -> tuple[Preprocessing, str]:
     """Return the default of transformers' processor: values from -1 to 1, of which it subtracts 0.5 and divides by 0.5."""
     pipeline, why = (
-        videomae.make_centre_crop(config.image_size, (0.75,) * 3, (0.25,) * 3),
+        videomae.make_centre_crop(config, 2, (0.75,) * 3, (0.25,) * 3),
         "the default of its processor",
     )
     return (pipeline.with_resize_factor(256 / 224) if pipeline.fit == "cover" else pipeline), why

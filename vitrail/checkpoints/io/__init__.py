@@ -21,7 +21,7 @@ OPEN_CLIP_CONFIG = "open_clip_config.json"
 def rank_weights(files: Container[str]) -> list[str]:
     """Return the standard weights among the files of a directory, the best first: the safest, and in OpenCLIP's own format.
 
-    Repositories of OpenCLIP hold the same weights in the format of transformers too, which is not supported for CLIP.
+    Repositories of OpenCLIP hold the same weights in the format of transformers too.
     """
     names = [name for name in FILES_BY_SAFETY if name in files]
     return sorted(names, key=lambda name: not name.startswith("open_clip")) if OPEN_CLIP_CONFIG in files else names

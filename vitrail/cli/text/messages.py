@@ -40,7 +40,7 @@ def spell_options(text: str, flags: Mapping[str, str]) -> str:
         if match["assumed"] is not None:
             return f"--assume {match['assumed']}={match['value'].strip(chr(39))}"
         if match["run"] is not None:
-            return f"--resume {match['run'][1:-1]}"
+            return f"vitrail train --resume {shlex.quote(match['run'][1:-1])}"
         if match["probe"] is not None:
             return "--probe knn, linear or few-shot"
         if match["function"] is not None:

@@ -149,7 +149,7 @@ def audit_dataset(
         findings += find_video_problems(split, scan, min_side, clip or Clip())
     for split, scan in mask_scans.items():
         findings += find_mask_problems(split, scan)
-    findings += [*find_absent_classes(mask_counts), *find_number_problems(dataset, scans)]
+    findings += [*find_absent_classes(mask_scans), *find_number_problems(dataset, scans)]
     numbers = {split: summarise_numbers(images) for split, images in dataset.splits.items()}
     findings += [*checks.find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}

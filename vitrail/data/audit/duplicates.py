@@ -139,6 +139,8 @@ class UsableImages:
 
     def describe_contradiction(self, first: int, second: int) -> str:
         labels = self.format_labels(first), self.format_labels(second)
+        if self.has_numbers:
+            return f"{labels[0]}; {self.name(second)} has {labels[1]}"
         return f"labelled {labels[0]}; {self.name(second)} is labelled {labels[1]}"
 
 

@@ -129,6 +129,12 @@ class MaskScan(FileScan):
         counts, table = inspection.list_counts(), self.images.mask_classes
         return counts if table is None else np.stack([table[counts[:, 0]].astype(np.int64), counts[:, 1]], axis=1)
 
+    @property
+    def has_usable_masks(self) -> bool:
+        """Return False if all masks are bad; a split without images has none that is."""
+        bad = sum(bool(inspection.problem) for inspection in self.notable.values())
+        return not bad or bad < len(self.images)
+
     def count(self) -> MaskCounts:
         """Return the counts of the classes."""
         size = len(self.images.classes)
@@ -203,12 +209,15 @@ def _iter_problems(inspection: MaskInspection, scan: MaskScan) -> Iterator[tuple
         yield "mask-speck", f"one pixel of {format_names(classes[k] for k in single)}"
 
 
-def find_absent_classes(counts: dict[str, MaskCounts]) -> Iterator[Finding]:
-    """Yield findings about classes that occur in no mask of a split."""
+def find_absent_classes(scans: dict[str, MaskScan]) -> Iterator[Finding]:
+    """Yield findings about classes that occur in no mask of a split, unless no mask of the split can be used."""
+    counts = {split: scan.count() for split, scan in scans.items() if scan.has_usable_masks}
     images = {split: dict(zip(found.classes, found.images.tolist(), strict=True)) for split, found in counts.items()}
     for name in dict.fromkeys(name for found in images.values() for name in found):
         present = [split for split, found in images.items() if found.get(name)]
-        where = f"{images[present[0]][name]:,} images of {present[0]} have it" if present else "in no split"
+        count = images[present[0]][name] if present else 0
+        have = "1 image of {} has it" if count == 1 else f"{count:,} images of {{}} have it"
+        where = have.format(present[0]) if present else "in no split"
         for split in images:
             if split not in present:
                 yield Finding("absent-class", f"{split}/{name}", f"in no mask of {split}; {where}")

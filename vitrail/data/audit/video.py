@@ -70,7 +70,7 @@ def inspect_frames(images: Images, index: int, inspection: VideoInspection) -> V
         while True:
             numbers = sorted({0, count // 2, count - 1})
             try:
-                frames = list(video.iter_frames(numbers))
+                frames = [frame.copy() for frame in video.iter_frames(numbers)]  # decoded while their files are open
                 break
             except VideoEndsError as error:
                 if not error.frames or error.frames >= count:
@@ -80,7 +80,7 @@ def inspect_frames(images: Images, index: int, inspection: VideoInspection) -> V
         middle = frames[numbers.index(count // 2)]
         return replace(
             inspection,
-            thumb=make_thumb(middle.copy()),
+            thumb=make_thumb(middle),
             width=middle.width,
             height=middle.height,
             frames=count,

@@ -250,6 +250,12 @@ def check_annotations(folder: str, contents: FolderContents, root: str) -> None:
         return
     if not all(is_annotation(os.path.join(folder, name)) for name in annotations):
         return
+    empty = [
+        name for name in annotations if words[name] & {"mask", "masks"} and not has_images(os.path.join(folder, name))
+    ]
+    if root == folder and empty == annotations:
+        masks, insist = os.path.join(folder, empty[0]), shlex.quote(CLASSES_PREFIX + root)
+        raise LayoutError(f"{masks} has no images: save masks as PNG, or use {insist} for classes")
     finding = f"has {' and '.join(images[:2])} beside {' and '.join(annotations[:2])}, which are not classes"
     image_folder = os.path.join(folder, images[0])
     below = list_entries(image_folder)

@@ -88,7 +88,7 @@ def build_classes(
     if wrong := [entry.value for entry in entries if not 0 <= entry.value <= 255]:
         raise ValueError(f"{file}: the value {wrong[0]} must be from 0 to 255")
     if wrong := [value for value in ignore if value > 255]:
-        raise ValueError(f"ignore: the value {wrong[0]} of masks must be from 0 to 255")
+        raise ValueError(f"ignore={wrong[0]} must be a value of masks, from 0 to 255")
     kept = [entry for entry in entries if not entry.ignored and entry.value not in ignore]
     if len(kept) > MAX_MASK_CLASSES:
         raise ValueError(f"{file} has {len(kept)} classes: masks have at most {MAX_MASK_CLASSES}")
@@ -133,7 +133,8 @@ def classes_from_values(counts: np.ndarray, ignore: Sequence[int], source: str) 
         raise ValueError(f"the masks of {source} have {len(values)} values: at most {MAX_MASK_CLASSES} can be classes")
     classes = build_classes([ClassEntry(value, str(value)) for value in values], ignore, source)
     ignored = [str(value) for value in np.flatnonzero(counts) if value not in values]
-    note = f"classes are the {len(values)} values of the masks{HINTS[0]}"
+    count = f"{len(values)} values" if len(values) > 1 else "only value"
+    note = f"classes are the {count} of the masks{HINTS[0]}"
     return replace(classes, note=f"{note}; {', '.join(ignored)} ignored" if ignored else note, counts=counts)
 
 

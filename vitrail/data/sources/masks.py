@@ -164,7 +164,8 @@ def describe_unknown(stored: np.ndarray, unknown: np.ndarray, name: str) -> Mask
         return MaskError("mask-blurred", f"{name}: {count} {kind}s without a class, as smoothing or JPEG makes")
     more = f" and {count - 3} more" if count > 3 else ""
     pixels = f"{int(unknown.sum()):,} pixel{'s' * (int(unknown.sum()) != 1)}"
-    return MaskError("mask-value", f"{name}: {kind} {', '.join(shown)}{more} without a class ({pixels})")
+    kinds = kind + "s" * (count > 1)
+    return MaskError("mask-value", f"{name}: {kinds} {', '.join(shown)}{more} without a class ({pixels})")
 
 
 def fit_mask(pixels: np.ndarray, images: Store, item: int, name: str) -> tuple[np.ndarray, bool]:

@@ -18,6 +18,7 @@ from vitrail.utils.text import suggest_closest
 
 SKIP_NO_NUMBER = "no number"  # how the reason of a row without a usable number begins
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+", re.ASCII)
 MAX_NUMBER = 1e30  # training computes in float32
 MAX_SHOWN = 24  # characters of a cell in a message
 
@@ -58,7 +59,8 @@ def parse_number(cell: Any) -> float | str:
         if not NUMBER.fullmatch(cell):
             if cell.casefold() in ("", "na", "n/a", "null", "none", "nan"):
                 return "is missing"
-            return f"{cell[:MAX_SHOWN] + '…' * (len(cell) > MAX_SHOWN)!r} is not a number"
+            remedy = ": use a decimal point" if DECIMAL_COMMA.fullmatch(cell) else ""
+            return f"{cell[:MAX_SHOWN] + '…' * (len(cell) > MAX_SHOWN)!r} is not a number{remedy}"
     elif cell is None:
         return "is missing"
     elif isinstance(cell, bool) or not isinstance(cell, Real | Decimal):

@@ -16,6 +16,7 @@ from vitrail.deploy.predict.processes import process_share
 from vitrail.deploy.predict.resume import PartialOutput, StreamOutput
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.precision import current_precision, decided_precision, describe_precision
+from vitrail.models.base import Model
 from vitrail.utils.progress import ProgressCallback
 
 
@@ -95,6 +96,14 @@ def write_outputs(
     return Summary(
         out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes, inputs.media
     )
+
+
+def compute_state_checksum(model: Model) -> str:
+    """Return a checksum of the weights of a loaded model."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {list(tensor.shape)}".encode() + tensor.cpu().contiguous().view(-1).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def model_identity(deployed: DeployedModel) -> str:

@@ -16,6 +16,7 @@ NAMES = (
     "distil",
     "segment",
     "regress",
+    "video",
     "paper-imagenet",
     "paper-finetune",
     "plain-s16",

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.data.transforms.augment import AugmentSlot, Flip, RandAugment, RandomErasing, RandomResizedCrop
-from vitrail.models.base import ModelConfig, TokenConfig
+from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.registry import configure, configure_tokens, find_family
 from vitrail.objectives.classification import Classification
 from vitrail.training.recipe import Facts
@@ -24,13 +25,18 @@ def configure_init(facts: Facts, size: tuple[int, int] | None = None) -> ModelCo
 
 
 def configure_named(facts: Facts, **slots: Any) -> ModelConfig:
-    """Return the model of --model with this data's classes; `slots` are for families with patch tokens."""
+    """Return the model of --model with this data's classes; `slots` but `frames` are for families with patch tokens."""
     name = facts.choose("model", None, "")
     size = facts.choose("size", (224, 224), "usual for named models")
     shape: dict[str, Any] = {"classes": facts.classes, "channels": facts.channels, "image_size": size}
     family = find_family(name)
     if issubclass(family.config, TokenConfig):
         return configure(name, **slots, **shape)
+    if "frames" in slots:
+        if "frames" not in (family.options or ()):
+            purpose = f"the recipe for videos (model={name!r})"
+            raise refuse(family.configure(name), purpose, "use a Vision Transformer or an MViT, such as S/16")
+        shape["frames"] = slots["frames"]
     if "root" in (family.options or ()):
         shape["root"] = "small" if max(size) <= MAX_SMALL_SIDE else "large"
     return configure(name, **shape)
@@ -79,13 +85,14 @@ def choose_size(facts: Facts, small: bool, patch: int) -> tuple[int, int]:
     return facts.choose("size", (near, near), why)
 
 
-def choose_preprocessing(facts: Facts, model: ModelConfig) -> Preprocessing:
-    """Return the preprocessing of the checkpoint, or a resize with mean and std 0.5."""
+def choose_preprocessing(facts: Facts, model: ModelConfig, clip: Clip | None = None) -> Preprocessing:
+    """Return the preprocessing of the checkpoint, or a resize with mean and std 0.5, for images or for these clips."""
     if facts.init_preprocessing is not None:
-        return facts.init_preprocessing.with_size(model.image_size)
+        return replace(facts.init_preprocessing.with_size(model.image_size), clip=clip)
     half = (0.5,) * model.channels
     filter = "bilinear" if is_small(facts) else "bicubic"
-    return Preprocessing(model.image_size, model.image_size, interpolation=filter, mean=half, std=half, turn=True)
+    size = model.image_size
+    return Preprocessing(size, size, interpolation=filter, mean=half, std=half, turn=True, clip=clip)
 
 
 def crop_and_flip(facts: Facts, size: tuple[int, int], photos: float) -> tuple[AugmentSlot, ...]:
@@ -106,7 +113,7 @@ def plan_deit_augmentation(facts: Facts, size: tuple[int, int], operations: int 
 
 
 def plan_pretraining(
-    facts: Facts, model: TokenConfig, batch: int, small: int, photos: int
+    facts: Facts, model: TokenConfig, batch: int, small: int, photos: int, clip: Clip | None = None
 ) -> tuple[dict[str, Any], int]:
     """Return the fields of a recipe that all methods of pretraining choose alike, and the number of steps.
 
@@ -120,7 +127,7 @@ def plan_pretraining(
     total = facts.total_steps(length, batch)
     fields = {
         "model": model,
-        "preprocessing": choose_preprocessing(facts, model),
+        "preprocessing": choose_preprocessing(facts, model, clip),
         "schedule": Cosine(warmup=max(1, total // 10)),
         "batch_size": batch,
         "validate_every": max(1, total // 20) / max(1, facts.images // batch),  # 20 in all: the alarm comes in time

@@ -2,10 +2,13 @@
 
     vitrail train photos/ --init deit_tiny.safetensors
     vitrail train photos/ --init deit_tiny.safetensors --tune lora
+    vitrail train videos/ --init videomae.safetensors --clip 16x4
 
 AdamW with a lower learning rate for each layer further from the head, a new head that starts at zero, random crops and flips. The
 number of epochs depends on the number of images. A head alone (--tune head) and LoRA (--tune lora) get three times the learning
 rate; a head alone gets no patch dropout.
+
+For videos, a model of images is inflated to one of clips. Clips are not flipped: left and right may be classes.
 
 Runs of fewer than 500 steps of 32 images get a higher learning rate for the head and for lower layers, and less label smoothing.
 With Adam each weight moves by about its learning rate in a step: in few steps a head that starts at zero stays so small that
@@ -21,6 +24,7 @@ from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Data, Facts, Recipe
+from vitrail.training.recipes.clips import adapt_to_clips
 from vitrail.training.recipes.common import configure_init
 from vitrail.training.schedule import EMA, Cosine
 
@@ -61,13 +65,14 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     model, frozen = plan["model"], facts.overrides.get("tune") == "head"
     # With a frozen body, patch dropout would train the head on features that differ from those of whole images.
     dropout, half = 0.5, "a step takes little more than half of the time"
-    if frozen or not model.has_tokens:
+    if frozen or not model.can_drop_patches:
         dropout = 0.0
-        half = "the head needs features of complete images" if frozen else f"{model.title} have no patch tokens"
+        half = "the head needs features of complete images" if frozen else f"{model.describe()} needs every patch"
+    flip = () if model.frames is not None else (Flip(),)
     return Recipe(
         name="finetune",
         data=data,
-        augment=(RandomResizedCrop(model.image_size, scale=(0.35, 1.0)), Flip()),
+        augment=(RandomResizedCrop(model.image_size, scale=(0.35, 1.0)), *flip),
         objective=Classification(
             loss=facts.loss,
             smoothing=0.0 if facts.several else round(0.1 * share, 3),  # lowers confidence, which few steps leave low
@@ -80,7 +85,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
 def plan_tuning(facts: Facts) -> tuple[dict[str, Any], float]:
     """Return the fields of a recipe that are chosen alike for classes and numbers, and the share of a long run."""
     size = facts.choose("size", configure_init(facts).image_size, "size of the checkpoint")
-    model = configure_init(facts, size)
+    model, clip = adapt_to_clips(facts, configure_init(facts, size))
     default = Preprocessing(model.image_size, model.image_size).with_channels(model.channels)
     pipeline = facts.init_preprocessing or default
     batch = facts.choose("batch_size", 32 if facts.images < SMALL_DATA else 128, f"{facts.images:,} training images")
@@ -97,7 +102,7 @@ def plan_tuning(facts: Facts) -> tuple[dict[str, Any], float]:
     head_scale = facts.choose("head_scale", choose_head_scale(share, factor), new_head)
     fields = {
         "model": model,
-        "preprocessing": replace(pipeline.with_size(size), turn=True),
+        "preprocessing": replace(pipeline.with_size(size), turn=True, clip=clip),
         "optimizer": AdamW(
             lr=lr,
             weight_decay=0.05,

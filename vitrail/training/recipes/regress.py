@@ -4,9 +4,9 @@
     vitrail train people.csv --targets age,height --init deit_tiny.safetensors --tune lora
     vitrail train houses.csv --targets price                    a small model from scratch
 
-As `finetune` with --init and as `scratch-small` without it, but with Huber's loss of targets in units of their standard
-deviation, and little augmentation: flips and strong crops change angles, positions and sizes. If they do not change your
-numbers, use more: --set 'augment.0.scale=[0.35,1]'.
+As `finetune` with --init and as `scratch-small`, or `video`, without it, but with Huber's loss of targets in units of their
+standard deviation, and little augmentation: flips and strong crops change angles, positions and sizes. If they do not change
+your numbers, use more: --set 'augment.0.scale=[0.35,1]'.
 
 With --init the model sees the whole image, resized without keeping the aspect ratio, so that nothing is cut off.
 Expected: DeiT-Ti on 400 photographs of pets, 8 epochs, the share of the animal in the image (0 to 89 %, standard deviation 16):
@@ -19,7 +19,7 @@ from vitrail.data.transforms.augment import AugmentSlot, Fit, RandomResizedCrop
 from vitrail.models.base import ModelConfig
 from vitrail.objectives.regression import Regression
 from vitrail.training.recipe import Data, Facts, Recipe
-from vitrail.training.recipes import common, scratch_small
+from vitrail.training.recipes import common, scratch_small, video
 from vitrail.training.recipes.finetune import plan_tuning
 
 CROP_SCALE = (0.8, 1.0)  # of the area of a photograph
@@ -35,7 +35,7 @@ def choose_augmentation(facts: Facts, model: ModelConfig) -> tuple[AugmentSlot, 
 def recipe(facts: Facts, data: Data) -> Recipe:
     objective = Regression(loss="huber")
     if facts.init is None:
-        whole = scratch_small.recipe(facts, data)
+        whole = (video if facts.frames else scratch_small).recipe(facts, data)
         augment = choose_augmentation(facts, whole.model)
         return replace(whole, name="regress", objective=objective, augment=augment, calibrate="none")
     plan, _ = plan_tuning(facts)

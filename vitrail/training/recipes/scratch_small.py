@@ -12,6 +12,7 @@ docs/results.md). With fewer than some thousand photographs, fine-tuning a train
 
 from typing import Any
 
+from vitrail.data.clip import Clip
 from vitrail.data.transforms.augment import AugmentSlot, Fit, Flip, PadCrop, RandomErasing, RandomResizedCrop, Warp
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.objectives.classification import Classification
@@ -38,15 +39,20 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     )
 
 
-def plan_training(facts: Facts, model: ModelConfig, batch: int, epochs: float, why: str = "") -> dict[str, Any]:
-    """Return the fields of a recipe that are chosen alike with and without a teacher; `why` explains the epochs further."""
+def plan_training(
+    facts: Facts, model: ModelConfig, batch: int, epochs: float, why: str = "", clip: Clip | None = None
+) -> dict[str, Any]:
+    """Return the fields of a recipe that are chosen alike with and without a teacher, and for the clips of videos.
+
+    `why` explains the epochs further.
+    """
     count = f"{facts.images:,} training images"
     batch = facts.choose("batch_size", batch, count)
     length = facts.choose_length(epochs=epochs, why=count + why)
     total = facts.total_steps(length, batch)
     fields = {
         "model": model,
-        "preprocessing": common.choose_preprocessing(facts, model),
+        "preprocessing": common.choose_preprocessing(facts, model, clip),
         "augment": choose_augmentation(facts, model.image_size, total * batch / facts.images),
         "schedule": Linear(warmup=max(1, total // 10)),
         "batch_size": batch,

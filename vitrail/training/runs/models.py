@@ -43,6 +43,9 @@ def load_initial_model(setup: RunSetup) -> Model:
     classes = None if config.classes is None else KEEP  # other classes are the affair of `start_from`
     # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
     source = load(init, classes=classes, image_size=config.image_size, channels=config.channels, mmap=False)
+    if config.frames is not None and config.frames != source.config.frames:
+        is_inflated = source.config.frames is None
+        source = source.inflate(config.frames) if is_inflated else source.resize(frames=config.frames)
     if config.classes is None:
         if config.resampling is not None and source.config.resampling not in (None, config.resampling):
             source = source.resize(config.image_size, config.resampling)  # recipes of earlier versions do not record it
@@ -146,7 +149,7 @@ class TrainedModel:
         if not self.setup.team.is_main:
             return None
         try:
-            vit = model.require_tokens("PEFT's form", clips=True)
+            vit = model.require_tokens("PEFT's form")
             check_expressible("hf", recipe.model)
         except ValueError as reason:
             return f"not written: {reason}"

@@ -16,16 +16,17 @@ from vitrail.data.audit import (
     read_quarantine,
     summarise_numbers,
 )
+from vitrail.data.clip import Clip
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
-from vitrail.data.video import first_frame
+from vitrail.data.video import Video, first_frame
 from vitrail.tasks import task_of
 from vitrail.training.recipe import Data, Facts
 from vitrail.utils.progress import ProgressCallback
 
-SAMPLE_SIZE = 1024  # images whose size and mode are measured
+SAMPLE_SIZE, VIDEO_SAMPLE_SIZE = 1024, 64  # images whose size and mode are measured; videos, also their length
 MIN_UNLABELLED = 10  # images for pretraining, training and held-out together
 GREY_MODES = ("1", "L", "LA", "I", "F")
 
@@ -74,13 +75,19 @@ class Prepared:
 
     def measure_facts(self) -> Facts:
         """Return the properties that recipes adapt to."""
-        sample = np.linspace(0, len(self.train) - 1, min(SAMPLE_SIZE, len(self.train))).round().astype(int)
+        most = SAMPLE_SIZE if self.train.media == "image" else VIDEO_SAMPLE_SIZE
+        sample = np.linspace(0, len(self.train) - 1, min(most, len(self.train))).round().astype(int)
         sizes, modes, numbers = [], [], summarise_numbers(self.train).values()
+        lengths: list[int] = []
+        rates: list[float] = []
         for index in sample:
             with self.train.open(int(index)) as opened:
                 image = first_frame(opened)
                 sizes.append((image.height, image.width))
                 modes.append(image.mode)
+                if isinstance(opened, Video):
+                    lengths.append(len(opened))
+                    rates += [] if opened.rate is None else [opened.rate]
         return Facts(
             images=len(self.train),
             classes=len(self.labels),
@@ -88,6 +95,8 @@ class Prepared:
             side=(int(median(h for h, _ in sizes)), int(median(w for _, w in sizes))),
             channels=1 if all(mode.split(";")[0] in GREY_MODES for mode in modes) else 3,
             several_sizes=len(set(sizes)) > 1,
+            frames=int(median(lengths)) if lengths else None,
+            rate=median(rates) if rates else None,
             target_mean=tuple(each.mean for each in numbers),
             target_std=tuple(each.std for each in numbers),
         )
@@ -188,7 +197,8 @@ def audit_and_split(
     """Return the audited dataset without bad images, every split matched to the labels of the training split."""
     if "train" not in dataset.splits:
         raise ValueError(f"{data.where} has no training split: it has {', '.join(dataset.splits)}")
-    checked = audit_dataset(dataset, cache=cache, progress=progress)
+    # No video is too short here: the recipe chooses a clip that fits the lengths.
+    checked = audit_dataset(dataset, cache=cache, progress=progress, clip=Clip(1, 1))
     clean = checked.clean_dataset()
     usable = sum(map(len, clean.splits.values()))
     if data.task == "none" and usable < MIN_UNLABELLED:

@@ -276,7 +276,8 @@ def thin_images(images: Images, most: int) -> Images:
 
 
 def flatten_pixels(images: Tensor) -> Tensor:
-    """Return raw pixels, at most 32×32, as features: the baseline that any training has to beat."""
+    """Return raw pixels, at most 32×32 of each frame, as features: the baseline that any training has to beat."""
+    images = images.flatten(1, -3)  # frames of clips as channels
     if max(images.shape[-2:]) > PIXEL_SIDE:  # on the CPU: Metal has no area interpolation
         images = torch.nn.functional.interpolate(images.cpu(), (PIXEL_SIDE, PIXEL_SIDE), mode="area")
     return images.flatten(1)

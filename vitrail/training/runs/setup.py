@@ -99,7 +99,7 @@ class RunSetup:
         if recipe.views is not None:
             return recipe.views.build_pipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
         steps, masks = bind_transforms(recipe.augment, self.functions), self.prepared.train.masks is not None
-        return TrainPipeline(steps, pipeline.size, pipeline.channels, pipeline.turn, masks)
+        return TrainPipeline(steps, pipeline.size, pipeline.channels, pipeline.turn, masks, pipeline.clip)
 
     def check_functions(self) -> None:
         """Raise ValueError unless the recipe's augmentation has exactly the functions given, and they work."""

@@ -156,6 +156,8 @@ def load_teacher(settings: TeacherSettings, recipe: Recipe, labels: Sequence[str
     except FileNotFoundError:
         raise ValueError(f"teacher {settings.where} not found: restore it, or start a new run") from None
     pipeline = require_preprocessing(settings.where, model)
+    if recipe.preprocessing.clip is not None or pipeline.clip is not None:
+        raise ValueError(f"{settings.where} cannot teach: distillation is for images, not videos; leave out teacher=")
     by_class = recipe.objective.teacher_output != "features"
     return Teacher(model, pipeline, match_classes(settings, model, labels) if by_class else None)
 
