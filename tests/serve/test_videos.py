@@ -95,3 +95,17 @@ def test_the_service_says_that_the_model_takes_videos(client: Client) -> None:
     status, said, _ = client.post("/attention", b"x", "video/mp4")
     assert (status, said["error"]) == (409, "'clips' takes videos: attention maps are of images")
     assert b"Choose a video" in client.ask("GET", "/page.js")[1]
+
+
+def test_the_page_takes_a_video(client: Client, place: Path, browser) -> None:
+    from tests.serve.test_page import file, until, visiting
+
+    (row,) = vitrail.predict(place / "clips.safetensors", place / "short.mp4", device="cpu")
+    with visiting(browser, f"http://127.0.0.1:{client.port}") as page:
+        assert page.locator("#choose").inner_text() == "Choose a video"
+        assert page.locator("#files").get_attribute("accept") == "video/*"
+        page.locator("#files").set_input_files([file("short.mp4", (place / "short.mp4").read_bytes(), "video/mp4")])
+        until(page, "document.querySelector('.pane.a.predicted') && !document.querySelector('.busy')", 20)
+        assert page.locator(".pane.a .verdict b").inner_text() == row.label
+        page.locator("#model").select_option("images")
+        assert page.locator("#choose").inner_text() == "Choose an image"

@@ -1,13 +1,11 @@
 """Load the images that an exported file is verified and calibrated on."""
 
 import argparse
-from dataclasses import replace
 
 import numpy as np
 
 from vitrail.cli.export import MAX_GENERATED_IMAGES, VERIFY_OPTIONS
 from vitrail.data.dataset import Images
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.export.comparison import VerificationImages, generate_images
 from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
 from vitrail.deploy.predict.predict import check_media
@@ -22,7 +20,7 @@ def load_verification_images(
     options: argparse.Namespace, deployed: DeployedModel, progress: ProgressCallback
 ) -> tuple[VerificationImages, list[str], set[str]]:
     """Return the images of --verify with targets as output indices, or generated images; notes; and their names."""
-    pipeline, media = with_one_view(deployed.contract.preprocessing), deployed.contract.media
+    pipeline, media = deployed.contract.preprocessing, deployed.contract.media
     if options.verify is None:
         note = f"no --verify: generated {media}s test numerical equality, not accuracy"
         pixels = generate_images(pipeline, min(MAX_GENERATED_IMAGES[media], options.limit))
@@ -65,7 +63,7 @@ def load_unlabelled_images(
     except (ValueError, OSError):  # not only the labels are missing
         raise error from None
     check_media(deployed, inputs)
-    pipeline = with_one_view(deployed.contract.preprocessing)
+    pipeline = deployed.contract.preprocessing
     images = inputs.select(sample_evenly(inputs, options.limit))
     pixels, read = load_pixels(images, pipeline, progress)
     notes = [f"{options.verify} is compared without labels, accuracy is not measured: {error}", *inputs.notes]
@@ -83,7 +81,7 @@ def load_calibration_images(
     options: argparse.Namespace, deployed: DeployedModel, verification_names: set[str], progress: ProgressCallback
 ) -> tuple[np.ndarray, list[str]]:
     """Return the images for the calibration of int8: others than those it is verified on, where there are enough."""
-    pipeline, count = with_one_view(deployed.contract.preprocessing), options.calibration
+    pipeline, count = deployed.contract.preprocessing, options.calibration
     data = options.calibrate or options.verify
     if data is None:
         note = "int8 is calibrated on generated images, which differ from yours: give --calibrate DATA"
@@ -95,12 +93,6 @@ def load_calibration_images(
     overlap = sum(images.name(index) in verification_names for index in read.tolist())
     note = f"{overlap:,} images are used for both calibration and verification of int8: give --calibrate DATA"
     return pixels, [note] if overlap else []
-
-
-def with_one_view(preprocessing: Preprocessing) -> Preprocessing:
-    """Return the preprocessing for the central clip of a video: a graph takes one view, and its users average several."""
-    clip = preprocessing.clip
-    return preprocessing if clip is None else replace(preprocessing, clip=replace(clip, clips=1, crops=1))
 
 
 def image_names(images: Images) -> set[str]:

@@ -19,8 +19,7 @@ from vitrail.deploy.runtimes.masks import class_colours
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
 from vitrail.deploy.runtimes.panoptic import PanopticOptions, PanopticReader, build_reader
 from vitrail.deploy.runtimes.precision import current_precision
-from vitrail.inference import top_classes
-from vitrail.metrics.views import average_views
+from vitrail.inference import compute_views, top_classes
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.registry import config_from_json
 from vitrail.reports.masks import format_colour
@@ -204,8 +203,7 @@ class ViewRuntime:
         self.name, self.runtime, self.activation = runtime.name, runtime, activation
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        views = [self.runtime(np.ascontiguousarray(pixels[:, view])) for view in range(pixels.shape[1])]
-        return average_views(np.stack(views, 1), self.activation)
+        return compute_views(self.runtime, pixels, self.activation)
 
 
 def copy_sharing_weights(vit: TokenModel) -> TokenModel:

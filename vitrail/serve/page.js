@@ -528,7 +528,7 @@ function vacancy() {
 function receive(files, pane) {
   const good = [], bad = [];
   for (const file of files) {
-    if (file.type && !file.type.startsWith(`${medium()}/`)) bad.push(`${file.name || "That"} is not ${medium() === "video" ? "a video" : "an image"}: this model takes ${medium()}s.`);
+    if (file.type && !file.type.startsWith(`${medium()}/`)) bad.push(`${file.name || "That"} is not ${medium() === "video" ? "a video: this model takes videos" : "an image"}.`);
     else if (!file.size) bad.push(`${file.name || "That"} is empty.`);
     else good.push(file);
   }

@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.video import Video
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.runtimes.base import Runtime
-from vitrail.metrics.views import average_views
+from vitrail.inference import compute_views
 
 INITIAL_BATCH_SIZE = {"cpu": 4, "cuda": 32, "mps": 16}  # on a CPU, what its caches hold
 MAX_BATCH_SIZE = {"cpu": 64, "cuda": 512, "mps": 128}
@@ -123,11 +123,7 @@ class ClipInference:
         return item.nbytes if item.ndim > 1 else 0
 
     def run(self, run: Callable[[np.ndarray], np.ndarray], inputs: Sequence[np.ndarray]) -> Iterator[np.ndarray | None]:
-        views = zip(
-            *inputs, strict=True
-        )  # one view of all videos at a time, so that memory does not grow with the views
-        outputs = np.stack([run(np.stack(clips)) for clips in views], 1)  # [B, V, K]
-        for output in average_views(outputs, self.activation):
+        for output in compute_views(run, np.stack(inputs), self.activation):
             yield output if np.isfinite(output).all() else None
 
 
