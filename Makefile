@@ -66,6 +66,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/time_to_accuracy.py
 	$(BIN)/python benchmarks/cifar10_minutes.py
 	$(BIN)/python benchmarks/small_families.py
+	$(BIN)/python benchmarks/moving_digits.py
 	$(BIN)/python benchmarks/short_finetune.py
 	$(BIN)/python benchmarks/segmentation.py
 	$(BIN)/python benchmarks/segmentation.py --memory
