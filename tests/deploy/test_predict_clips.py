@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitrail
 from tests.deploy.asked import model as image_model
-from tests.deploy.clips import CLIP, clip_model, frames, save_model, write_folder, write_mp4, write_videos
+from tests.deploy.clips import CLIP, clip_model, frames, save_model, write_mp4, write_videos
 from vitrail.cli import main
 from vitrail.data.clip import Clip
 from vitrail.deploy.predict.inputs import collect_inputs
@@ -168,18 +168,12 @@ def test_a_list_of_folders_and_a_grey_video(tmp_path: Path) -> None:
     assert len(list(vitrail.predict(net, np.stack([frames(), frames(seed=1)])))) == 2
 
 
-def test_a_model_that_does_not_say_its_clip_gets_one_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_with_the_preprocessing_of_another_is_refused() -> None:
     net = clip_model()
-    vitrail.save(net, tmp_path / "m.safetensors", preprocessing=vitrail.Preprocessing((16, 24), (16, 24)))
-    write_folder(tmp_path / "video", frames())
-    assert main(["predict", str(tmp_path / "m.safetensors"), str(tmp_path / "video"), "--out", "-"]) == 0
-    assert "does not say which frames make a clip: 4x4 is assumed" in capsys.readouterr().err
-    wrong = replace(vitrail.Preprocessing((16, 24), (16, 24)), clip=Clip(8, 2))
-    vitrail.save(net, tmp_path / "w.safetensors", preprocessing=wrong)
-    with pytest.raises(ValueError, match=r"takes clips of 4 frames, its preprocessing makes clips of 8 frames"):
-        list(vitrail.predict(tmp_path / "w.safetensors", frames()))
+    for clip, made in ((None, "images"), (Clip(8, 2), "clips of 8 frames")):
+        net.preprocessing = vitrail.Preprocessing((16, 24), (16, 24), clip=clip)
+        with pytest.raises(ValueError, match=f"takes clips of 4 frames, its preprocessing makes {made}"):
+            list(vitrail.predict(net, frames()))
 
 
 def test_a_file_of_video_is_predicted_as_its_frames(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def run_clips(options: argparse.Namespace) -> int:
     from vitrail.analysis.inspect_clips import ClipInspector, describe_prediction, inspect_videos
     from vitrail.analysis.output import list_previous_files
     from vitrail.deploy.predict.inputs import collect_inputs
-    from vitrail.deploy.runtimes.open import is_multilabel, with_clip
+    from vitrail.deploy.runtimes.open import is_multilabel
     from vitrail.models.base import Unsupported
 
     given = [flag for flag in ("terminal", "at", "target") if getattr(options, flag) is not None]
@@ -140,7 +140,6 @@ def run_clips(options: argparse.Namespace) -> int:
     if inputs.media != "video":
         raise ValueError(f"{options.model} takes videos, and {inputs.name(0)} is an image: give videos")
     model, preprocessing, name = load_inspected_model(options, options.model)
-    preprocessing = with_clip(options.model, preprocessing, model.config)
     inspector = ClipInspector(model, preprocessing, name, options.layers, is_multilabel(model, None))
     result = inspect_videos(inspector, inputs, options.out, options.limit, count_progress())
     clear_progress()

@@ -13,9 +13,7 @@ import torch
 
 from vitrail.checkpoints import load as checkpoints
 from vitrail.data.class_names import name_outputs
-from vitrail.data.clip import Clip
 from vitrail.data.dataset import Media
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import (
     BATCH_SECONDS,
@@ -43,7 +41,7 @@ from vitrail.deploy.runtimes.precision import (
 )
 from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
 from vitrail.inference import TorchRuntime
-from vitrail.models.base import Model, ModelConfig, TokenConfig
+from vitrail.models.base import Model, TokenConfig
 from vitrail.models.eomt import PackedQueries
 from vitrail.models.registry import config_from_json
 from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
@@ -54,7 +52,6 @@ from vitrail.utils.json import to_json
 from vitrail.utils.precision import PrecisionChoice, check_precision
 
 LOADED_MODEL = "the loaded model"  # in messages, in place of a path
-ASSUMED_STRIDE = 4  # between the frames of a clip, of checkpoints that do not state it
 
 
 def ask_media(
@@ -301,8 +298,6 @@ def open_checkpoint(
     running = PackedQueries(model, "panoptic=") if output_kind == "queries" else merged
     runtime = TorchRuntime(running, contract.preprocessing, output_kind or "logits", device, precision)
     notes = (format_token_counts(merged.tokens_per_layer()),) if isinstance(merged, Merged) else ()
-    if has_assumed_clip(model):
-        notes += (f"{where} does not say which frames make a clip: {contract.preprocessing.clip} is assumed",)
     return DeployedModel(str(where), contract.name, contract, runtime, output_kind or "logits", model, notes)
 
 
@@ -320,7 +315,11 @@ def adapt_loaded(model: Model, device: torch.device, size: tuple[int, int] | Non
 
 def build_contract(where: str, path: Path | None, model: Model, size: tuple[int, int] | None = None) -> ModelContract:
     """Return the contract of a checkpoint, or of a loaded model if there is no path."""
-    pipeline = with_clip(where, checkpoints.require_preprocessing(where, model), model.config)
+    pipeline = checkpoints.require_preprocessing(where, model)
+    try:
+        check_clip(pipeline, model.config)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     if size is not None and pipeline.size != size:
         pipeline = pipeline.with_size(size)
     count = model.config.classes
@@ -331,22 +330,6 @@ def build_contract(where: str, path: Path | None, model: Model, size: tuple[int,
     stored = {"colours": read_colours(model), "ignore": read_ignored(model), "statistics": read_statistics(model)}
     contract = ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum, **stored)
     return with_fitted_preprocessing(where, contract)
-
-
-def has_assumed_clip(model: Model) -> bool:
-    """Return whether a model of clips comes without the rule that chooses their frames."""
-    return model.config.frames is not None and getattr(model.preprocessing, "clip", None) is None
-
-
-def with_clip(where: str, preprocessing: Preprocessing, config: ModelConfig) -> Preprocessing:
-    """Return the preprocessing of a model, of clips with that of the published ones if it has none; raise if it does not fit."""
-    if config.frames is not None and preprocessing.clip is None:
-        preprocessing = replace(preprocessing, clip=Clip(config.frames, ASSUMED_STRIDE))
-    try:
-        check_clip(preprocessing, config)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    return preprocessing
 
 
 def with_fitted_preprocessing(where: str, contract: ModelContract) -> ModelContract:
