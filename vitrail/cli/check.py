@@ -4,7 +4,8 @@ Every image is decoded completely, on all cores, and compared with all others. R
 that a second run is fast. The exit code is 1 if there are errors: unusable images, classes that are empty or differ between
 splits, one image with different labels, the same image in the training and the test split. Masks are read too: sizes,
 values without a class, files without their pair, and the pixels of each class. Columns of numbers (--targets) are checked for
-missing and infinite values; their range, mean and standard deviation are shown.
+missing and infinite values; their range, mean and standard deviation are shown. Videos are read completely, and decoded at
+their beginning, middle and end.
 
 examples:
   vitrail check photos
@@ -16,6 +17,7 @@ examples:
   vitrail check classes:photos                 every folder is a class, whatever it looks like
   vitrail check scans                          images and masks in scans/images and scans/masks; pixels of each class
   vitrail check photos --near none             only byte-identical copies, no near-duplicates
+  vitrail check videos --clip 8x4              videos; those shorter than a clip are reported
 """
 
 import argparse

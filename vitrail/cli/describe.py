@@ -49,7 +49,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
     parser.add_shared("--size N|HxW", note="224", default=(224, 224))
     parser.add_option("--batch N", "images per batch [1]", int, default=1)
-    parser.add_shared("--classes N", note="1000, of an MViT of clips 400", default=argparse.SUPPRESS)
+    parser.add_shared("--classes N", note="1000; 400 for an MViT of clips", default=argparse.SUPPRESS)
     parser.add_shared("--channels N", note="3", default=3)
     parser.add_shared("--json")
     slots = parser.add_group("slots of a Vision Transformer")

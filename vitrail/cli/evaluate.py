@@ -19,7 +19,7 @@ examples:
   vitrail evaluate runs/videos-video-1 videos --clips 5 --crops 3   mean of 15 views of each video
   vitrail evaluate model.onnx photos                          an exported file
   vitrail evaluate dino.pth photos --probe knn,linear         probes of frozen features
-  vitrail evaluate clip.safetensors photos --classes cat,dog  zero-shot classification by a model with a text tower
+  vitrail evaluate clip.safetensors photos --classes cat,dog  zero-shot classification with class names
 """
 
 import argparse

@@ -15,7 +15,7 @@ examples:
   vitrail export deit_tiny.safetensors deit.onnx --dynamic-size       positions resampled in the graph
   vitrail export deit_tiny.safetensors fast.xml --merge 8 --verify photos
   vitrail export runs/photos-finetune-1 small.onnx --int8 --verify photos   sensitive layers stay in float
-  vitrail export deit_tiny.safetensors fast.xml --precision auto --verify photos    bf16 if it pays on this processor
+  vitrail export deit_tiny.safetensors fast.xml --precision auto --verify photos    bf16 if it is faster here
   vitrail export deit_tiny.safetensors deit.pt2                       torch.export program
 """
 
@@ -62,7 +62,7 @@ def add_arguments(parser: CommandParser) -> None:
     kinds |= {"fp16": "weights in half precision", "bf16": "weights in bfloat16"}
     for kind, text in kinds.items():
         precision.add_argument(f"--{kind}", action="store_true", help=text)
-    computed = "precision of matrix products [fp32; auto: bf16 if native, faster and within the tolerance]"
+    computed = "precision of matrix products [fp32]; auto: bf16 if native, faster and within the tolerance"
     precision.add_argument("--precision", choices=("auto", "fp32", "bf16"), help=computed)
     proof = parser.add_group("verification")
     proof.add_option("--verify DATA", "images to compare on, labelled or not [generated images]")

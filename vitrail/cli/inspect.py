@@ -9,8 +9,8 @@ one selected with the arrow keys. Beside it are distance.png, positions.png, fil
 with a figure for each view and arrays.npz. Unreadable images are listed and skipped; the exit code is then 1, and 2 if none
 is left.
 
-For a model of clips give videos, files or folders of frames: the figure is a strip of frames with the attention of the class
-token, or the mean of all patches, over each time step. Other views are of models of images.
+For a model of clips, give video files or folders of frames. The figure is a strip of frames with the attention of the class
+token, or the mean of all patches, at each time step. Other views are for models of images.
 
 With --compare the first two arguments are models, the rest are images. Both models see the same images, and their layers are
 compared as in Park et al. 2023 ("What Do Self-Supervised Vision Transformers Learn?"): attention distance, diversity of heads

@@ -102,9 +102,9 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--no-cache": ("compute everything again and store nothing in the cache", {}),
     "--seed N": ("random seed [0]", {"type": int}),
     "--size N|HxW": ("input size in pixels [the model's]; position embeddings are resampled", {"type": parse_size}),
-    "--clip TxS": ("frames of a clip of a video, and the step between them: 16x4", {}),
+    "--clip TxS": ("frames of a clip, and the step between them in the video: 16x4", {}),
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
-    "--text-tower": ("both towers of a model like CLIP, not its image tower alone", {}),
+    "--text-tower": ("read both towers of a model like CLIP [the image tower alone]", {}),
     "--channels N": ("input channels", {"type": int}),
     "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
     "--precision": (
@@ -255,9 +255,9 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
     def add_zero_shot_options(self) -> None:
         """Add the options of classification with class names alone."""
         group = self.add_group("zero-shot classification, for models with a text tower such as CLIP")
-        names = "names of the classes, with commas between them, in a file, or the word imagenet"
+        names = "class names: separated by commas, a file, or the word imagenet"
         group.add_option("--classes NAMES", f"{names} [the classes of MODEL]")
-        prompt = 'text with {} for the name; of several (repeatable), features are averaged ["a photo of a {}."]'
+        prompt = 'text with {} for the class name (repeatable: features are averaged) ["a photo of a {}."]'
         group.add_option("--template TEXT", prompt, action="append", default=[])
         files = "directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of MODEL]"
         group.add_option("--tokenizer PATH", f"tokeniser: {files}")

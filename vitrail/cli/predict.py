@@ -2,8 +2,8 @@
 
 MODEL is a checkpoint of any known format, a run of `vitrail train`, hf://owner/name, or a file of `vitrail export`. A row has
 the path, the label and its probability (score); for an unreadable image it has the error instead. --top 5 adds the next
-labels. Labels of the dataset are not read. A model of clips takes videos: files, and folders of frames; a row is the mean
-of the probabilities of all views (clips and crops) of a video.
+labels. Labels of the dataset are not read. A model of clips takes videos: files, and folders of frames; a score is the
+mean probability over all views (clips and crops) of a video.
 
 --resume continues an interrupted run without lost or repeated rows. Under torchrun, each process handles a share of the
 images, and the last one to end joins the files.

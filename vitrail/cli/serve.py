@@ -53,7 +53,7 @@ def add_arguments(parser: CommandParser) -> None:
     formats, known = "jpeg,png,webp,gif,bmp,tiff,avif", "accepted image formats; also ppm, jpeg2000"
     limits.add_option("--image-formats LIST", f"{known} [{formats}]", default=formats)
     limits.add_option("--max-images N", "maximum images per request [64]", int, default=64)
-    limits.add_option("--max-frames N", "maximum frames of a video, counted [20,000]", int, default=20_000)
+    limits.add_option("--max-frames N", "maximum frames of a video [20,000]", int, default=20_000)
     limits.add_option("--max-duration S", "maximum seconds of a video [600]", float, default=600.0)
     limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
     limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
