@@ -5,6 +5,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -385,6 +386,46 @@ def test_a_clip_is_chosen_before_a_damaged_end() -> None:
     short.stated = 300
     with pytest.raises(VideoEndsError, match="ends after 5 of 300 frames"):
         read_clip(short, clip.span, lambda count: clip.spread(0, count), torch.tensor)
+
+
+def test_a_damaged_end_of_a_variable_frame_rate_ends_the_timeline_too() -> None:
+    class Varying(Ending):
+        def find_frames(self, positions: np.ndarray) -> np.ndarray:
+            return np.minimum(
+                positions * 2, len(self) - 1
+            )  # the last half of the video is shown as fast as the first frame
+
+    video = Varying(np.arange(40, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2), "v")
+    clip = Clip(4, 3)
+    made = read_clip(
+        video, clip.span, lambda count: clip.spread(0, count), lambda frame: torch.tensor(np.asarray(frame))
+    )
+    assert made[:, 0, 0].max() < video.readable
+
+
+def test_missing_memory_is_not_the_end_of_a_video(tmp_path: Path) -> None:
+    def run_out(_) -> None:
+        raise MemoryError
+
+    path = write(tmp_path / "a.mp4", encode(numbered(8)))
+    with open_video(path) as video:
+        packet, decoder = SimpleNamespace(size=1), SimpleNamespace(decode=run_out)
+        video._container = SimpleNamespace(demux=lambda _: iter([packet]), close=lambda: None)
+        video._stream = SimpleNamespace(codec_context=decoder)
+        with pytest.raises(MemoryError, match="not enough memory"):
+            list(video._iter_decoded(None))
+
+
+def test_kept_indices_are_bounded_with_their_entries(monkeypatch) -> None:
+    kept, index = (
+        video_index.KeptIndices(),
+        video_index.FrameIndex(np.arange(10), np.zeros(1, np.int64), 0.1, 10, False),
+    )
+    monkeypatch.setattr(video_index, "KEPT_BYTES", 3 * video_index.count_bytes(index))
+    for number in [*range(5), 4]:
+        kept.keep((number,), index)
+    assert [number for number in range(5) if kept.find((number,))] == [2, 3, 4]
+    assert kept.n_bytes == 3 * video_index.count_bytes(index)
 
 
 @pytest.mark.parametrize(

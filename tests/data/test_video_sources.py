@@ -98,7 +98,7 @@ def test_folders_of_frames_are_videos(tmp_path: Path) -> None:
         write_frames(tmp_path / "other" / name, "img_{:05}.png")
     dataset = load_dataset(str(tmp_path / "auto"), fractions=(1.0, 0.0, 0.0))
     assert (dataset["train"].media, dataset["train"].class_counts) == ("video", {"a": 2, "b": 1})
-    assert dataset.notes[0] == "3 folders of frames are read as videos"
+    assert dataset.notes[0].startswith("3 folders of frames are read as videos; classes:")
     with dataset["train"].open_video(2) as video:
         assert video.read_frames([0, 4])[:, 0, 0, 0].tolist() == [20, 100]
     assert read_whole(f"classes:{tmp_path / 'auto'}").media == "image"

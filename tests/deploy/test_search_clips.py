@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.clips import CLIP, frames, save_model, write_folder, write_videos
+from tests.deploy.clips import CLIP, frames, save_model, write_folder, write_mp4, write_videos
 from vitrail.cli import main
 
 
@@ -34,3 +34,13 @@ def test_videos_are_indexed_and_found(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "takes videos, as clips of 4 frames, and" in capsys.readouterr().err
     assert main(["search", "find", str(index), str(tmp_path / "none")]) == 2
     assert "does not exist: give a query video" in capsys.readouterr().err
+
+
+def test_files_of_video_are_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed: pip install 'vitrail[video]'")
+    model, videos = save_model(tmp_path / "model.safetensors"), tmp_path / "videos"
+    videos.mkdir()
+    for number in range(2):
+        write_mp4(videos / f"{number}.mp4", frames(12, number))
+    assert main(["search", "index", str(model), str(videos), "--out", str(tmp_path / "index")]) == 0
+    assert "2 videos by" in capsys.readouterr().out

@@ -305,9 +305,9 @@ def inspect_checkpoint(
     return open_and_detect(resolve_path(path, towers=towers), assume, take, towers)
 
 
-def find_weights(source: str | Path) -> Path:
-    """Return the local path of the weights; of a run directory, its model."""
-    path = resolve_path(source)
+def find_weights(source: str | Path, towers: bool = False) -> Path:
+    """Return the local path of the weights, with `towers` beside the files of a tokeniser; of a run directory, its model."""
+    path = resolve_path(source, towers=towers)
     if not (path / "run.json").is_file():
         return path
     if (path / MODEL_FILE).is_file():

@@ -292,7 +292,7 @@ def zero_shot_model(options: argparse.Namespace) -> "Model | None":
 
     reading = {"assume": parse_assumptions(options), "take": options.take, "tokenizer": options.tokenizer}
     return zero_shot(
-        load_towers(find_weights(options.model), **reading), options.classes, options.template or TEMPLATES
+        load_towers(find_weights(options.model, towers=True), **reading), options.classes, options.template or TEMPLATES
     )
 
 

@@ -159,7 +159,9 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         compute = replace(compute, precision=recorded)
     show = count_progress() if not share.rank else None
     try:
-        inputs = collect_inputs(options.paths, show, ask_media(options.model, compute.assume, compute.take))
+        inputs = collect_inputs(
+            options.paths, show, ask_media(zero_shot or options.model, compute.assume, compute.take)
+        )
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
         opened_for = "queries" if is_panoptic else output_kind
         with share_choices(share) if options.precision == "auto" else nullcontext():

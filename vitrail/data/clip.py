@@ -18,7 +18,7 @@ class Clip:
     many, evenly spaced from the first frame to the last; with `crops`, each at that many places along the longer side of the
     frames. The outputs of all these views are averaged.
 
-    Of a video with fewer frames than a clip spans, the last frame is repeated: a frozen picture has no motion that the video
+    Of a video with fewer frames than a clip spans, the last frame is repeated: a still image has no motion that the video
     does not have, as a loop would.
     """
 
@@ -64,13 +64,8 @@ class Clip:
 
     def describe(self) -> str:
         """Return the clip in words."""
-        step = (
-            "every frame"
-            if self.stride == 1
-            else f"every {self.stride}th frame"
-            if self.stride > 3
-            else (f"every {'second' if self.stride == 2 else 'third'} frame")
-        )
+        step = {1: "every frame", 2: "every second frame", 3: "every third frame"}.get(self.stride)
+        step = step or f"one frame in {self.stride}"
         views = f", {self.clips} clips × {self.crops} crops" if self.views > 1 else ""
         return f"{self.frames} frames, {step}{views}"
 

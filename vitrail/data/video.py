@@ -97,7 +97,11 @@ def read_clip(
     if count < min(least, video.stated):
         raise VideoEndsError(f"{video.name}: ends after {count:,} of {video.stated:,} frames, fewer than a clip", count)
     while True:
-        numbers, inverse = np.unique(video.find_frames(choose(count)), return_inverse=True)
+        positions = choose(count)
+        shown = (
+            video.find_frames(positions) if count == len(video) else positions
+        )  # the times of the others are not known
+        numbers, inverse = np.unique(shown, return_inverse=True)
         try:
             made = [make(frame) for frame in video.iter_frames(numbers)]
         except VideoEndsError as error:

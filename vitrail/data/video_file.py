@@ -18,12 +18,11 @@ from PIL import Image
 from vitrail.data.decode import name_image_errors, orient_pixels
 from vitrail.data.video import VIDEO_FORMATS, Video, VideoEndsError, check_order, import_av
 from vitrail.data.video_index import (
+    KEPT,
     MAX_PIXELS,
     FrameIndex,
     build_index,
     count_index,
-    find_index,
-    keep_index,
     read_packets,
 )
 
@@ -52,10 +51,10 @@ class VideoFile(Video):
         self.name, self._open_file = name, open_file
         self._container: Any = None
         with name_video_errors(name):
-            index = None if stamp is None else find_index((name, *stamp))
+            index = None if stamp is None else KEPT.find((name, *stamp))
             self.index = index or self._read_index()
             if stamp is not None and index is None:
-                keep_index((name, *stamp), self.index)
+                KEPT.keep((name, *stamp), self.index)
         self.rate = 1 / self.index.tick if self.index.counted and self.index.tick else self._find_rate()
         if not len(self.index):
             self.close()
@@ -199,8 +198,10 @@ class VideoFile(Video):
                 decoder.skip_frame = "DEFAULT" if needed else "NONREF"
             try:
                 frames = decoder.decode(None if is_last else packet)
-            except (av.error.EOFError, MemoryError):
+            except av.error.EOFError:
                 return
+            except MemoryError:  # not the end of the video
+                raise MemoryError("not enough memory to decode the video") from None
             except av.error.FFmpegError:
                 frames = []
             yield from frames

@@ -4,6 +4,7 @@ It is read from the packets, without decoding them. AVI files have no display ti
 their frames are counted by decoding them once. The indices of recent files are kept, by name, size and modification time.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ import numpy as np
 from vitrail.data.video import import_av
 
 KEPT_BYTES = 2**26  # of all indices
+ENTRY_BYTES = 1024  # of an index besides its arrays
 MIN_PACKETS = 2**16  # that any file may list; more only if it has as many bytes
 MAX_PIXELS = 2**26  # of a frame
 COMPLETE = 0.9  # of the frames in the header; the last frames of AVI files are often missing
@@ -63,19 +65,33 @@ class FrameIndex:
         return np.searchsorted(middles, shown, side="left").astype(np.int64)
 
 
-_kept: OrderedDict[tuple[Any, ...], FrameIndex] = OrderedDict()
+class KeptIndices:
+    """The indices of files that were read, by file; the oldest ones are dropped beyond KEPT_BYTES. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.indices: OrderedDict[tuple[Any, ...], FrameIndex] = OrderedDict()
+        self.n_bytes, self.lock = 0, threading.Lock()
+
+    def keep(self, key: tuple[Any, ...], index: FrameIndex) -> None:
+        """Keep an index for the next time its file is read."""
+        with self.lock:
+            old = self.indices.pop(key, None)
+            self.n_bytes += count_bytes(index) - (0 if old is None else count_bytes(old))
+            self.indices[key] = index
+            while len(self.indices) > 1 and self.n_bytes > KEPT_BYTES:
+                self.n_bytes -= count_bytes(self.indices.popitem(last=False)[1])
+
+    def find(self, key: tuple[Any, ...]) -> FrameIndex | None:
+        """Return the index that was kept for a file."""
+        return self.indices.get(key)
 
 
-def keep_index(key: tuple[Any, ...], index: FrameIndex) -> None:
-    """Keep an index for the next time its file is read, and drop the oldest ones beyond KEPT_BYTES."""
-    _kept[key] = index
-    while len(_kept) > 1 and sum(each.nbytes for each in list(_kept.values())) > KEPT_BYTES:
-        _kept.popitem(last=False)
+def count_bytes(index: FrameIndex) -> int:
+    """Return the memory of a kept index."""
+    return index.nbytes + ENTRY_BYTES
 
 
-def find_index(key: tuple[Any, ...]) -> FrameIndex | None:
-    """Return the index that was kept for a file."""
-    return _kept.get(key)
+KEPT = KeptIndices()
 
 
 Packet = tuple[int | None, int | None, bool]  # display time, decoding time, key flag

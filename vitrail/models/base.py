@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitrail.models.segmenter import DecoderSlot
     from vitrail.models.sizes import Size
     from vitrail.models.text import TextConfig
+    from vitrail.models.two_towers import TwoTowers
     from vitrail.models.vit_config import EmbedSlot
     from vitrail.nn.block import BlockSlot
     from vitrail.nn.embed import Embedding, Prefix, PrefixTokens
@@ -487,6 +488,10 @@ class Model(RecomputeModule, ABC):
     def require_tokens(self, purpose: str, clips: bool = False) -> "TokenModel":
         """Return this model if it has patch tokens, of images unless `clips` are allowed; else raise Unsupported."""
         raise refuse(self.config, purpose)
+
+    def require_towers(self, purpose: str) -> "TwoTowers":
+        """Return this model if it has a text tower; raise Unsupported otherwise."""
+        raise refuse(self.config, purpose, "use a model with a text tower, such as load_towers gives")
 
     def require_queries(self, purpose: str) -> "QueryDecoder":
         """Return the decoder of a segmentation model that predicts by queries (EoMT); raise Unsupported otherwise."""

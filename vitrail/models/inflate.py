@@ -60,11 +60,11 @@ def inflate(model: Model, frames: int, tubelet: int = 2, mode: str = "mean", att
     return inflated.train(model.training)
 
 
-def inflate_config(config: ModelConfig, frames: int) -> ModelConfig:
+def inflate_config(config: ModelConfig, frames: int, attention: str | None = None) -> ModelConfig:
     """Return the configuration of a model of images inflated to clips of so many frames."""
     with torch.device("meta"):
         model = lay_out(config)
-    return model.inflate(frames).config
+    return model.inflate(frames, attention=attention).config
 
 
 def inflate_patches(weight: Tensor, config: ViTConfig, tubelet: int, mode: str) -> Tensor:

@@ -225,6 +225,9 @@ class TwoTowers(Model):
     def feature_dim(self) -> int:
         return self.image.feature_dim
 
+    def require_towers(self, purpose: str) -> "TwoTowers":
+        return self
+
     def require_tokens(self, purpose: str, clips: bool = False) -> TokenModel:
         return self.image.require_tokens(purpose, clips)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitrail.data.rng import StepRandom
-from vitrail.models.base import Model, refuse
+from vitrail.models.base import Model
 from vitrail.models.two_towers import TwoTowers
 from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective
 
@@ -75,16 +75,14 @@ class Contrastive(Objective):
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)
-        if not isinstance(model, TwoTowers):
-            raise refuse(model.config, "a contrastive loss", "use a model with a text tower, such as load_towers gives")
-        if self.loss == "sigmoid" and not model.config.logit_bias:
+        towers = model.require_towers("a contrastive loss")
+        if self.loss == "sigmoid" and not towers.config.logit_bias:
             raise ValueError("the sigmoid loss needs a bias of the logits: use logit_bias=True, or the softmax loss")
 
     def build(self, model: Model, group: ProcessGroup | None = None) -> "ContrastiveLoss":
         """Return the loss module; `group` has the processes of the global batch, None for one process."""
         self.check_model(model)
-        assert isinstance(model, TwoTowers)
-        return ContrastiveLoss(model, self, group)
+        return ContrastiveLoss(model.require_towers("a contrastive loss"), self, group)
 
     def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         return self.build(model, inputs.group)
@@ -97,12 +95,16 @@ class ContrastiveLoss(LossModule):
         super().__init__()
         self.model, self.spec, self.group = model, spec, group
 
+    @property
+    def towers(self) -> TwoTowers:
+        """Return the model as one with a text tower."""
+        return self.model.require_towers("a contrastive loss")
+
     def forward(self, images: Tensor, tokens: Tensor, draw: StepRandom | None = None) -> Losses:
         """Return the `loss` of images [B, C, H, W] and the tokens of their texts [B, T]."""
         if len(images) != len(tokens):
             raise ValueError(f"every image has one text, got {len(images)} images and {len(tokens)} texts")
-        model = self.model
-        assert isinstance(model, TwoTowers)
+        model = self.towers
         y, t = model.encode_images(images), model.encode_texts(tokens)
         own = torch.arange(len(y), device=y.device)
         if self.group is not None:
@@ -113,6 +115,4 @@ class ContrastiveLoss(LossModule):
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Cut the scale of the logits to its maximum."""
-        model = self.model
-        assert isinstance(model, TwoTowers)
-        model.logits.scale.clamp_(max=math.log(self.spec.max_scale))
+        self.towers.logits.scale.clamp_(max=math.log(self.spec.max_scale))

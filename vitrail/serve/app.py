@@ -97,7 +97,7 @@ class Service:
             if max_images is not None and len(parts) > max_images:
                 raise RequestRefused(413, f"a PNG is the mask of one image, got {len(parts)}: leave out format=png")
             begin = time.perf_counter()
-            with self.image_slots.reserve(len(parts), address):
+            with self.image_slots.reserve(len(parts) * self.models.get(name).slots, address):
                 served, rows = await self.wait_for(request, self.submit(name, output_kind, parts, convert))
         for row in rows:
             if isinstance(row, BaseException) and not isinstance(row, RequestRefused):

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from vitrail.models.registry import config_from_json
 from vitrail.reports.masks import format_colour
 from vitrail.serve.batching import Batcher
 from vitrail.serve.limits import RequestRefused
+
+SLOT_BYTES = 2**20  # of a decoded video that take a slot of the queue
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,13 @@ class ServedModel:
         self.batchers: dict[OutputKind, Batcher] = {}
         self.lock = threading.Lock()
         self.start(self.deployed)
+
+    @property
+    def slots(self) -> int:
+        """Return the slots of the queue that an input takes: one for an image, one for each MiB of a decoded video."""
+        if self.contract.media == "image":
+            return 1
+        return max(1, math.prod(self.contract.preprocessing.row_shape) // SLOT_BYTES)
 
     @property
     def has_classes(self) -> bool:

@@ -250,7 +250,7 @@ def read_class_folders(root: str, options: parts.ReadOptions, frames: bool | Non
     store.media = walker.find_media(root)
     if frames if frames is not None else has_frame_folders(store, root, bool(splits)):
         store, listings = group_frames(store, listings)
-        notes = (f"{len(store):,} folders of frames are read as videos",)
+        notes = (f"{len(store):,} folders of frames are read as videos; classes:{root} reads the frames as images",)
     images = {split: listing.to_images(store, split) for split, listing in listings.items()}
     return parts.add_validation_split(Dataset(root, "folder", images, notes, skipped=tuple(walker.skipped)), options)
 

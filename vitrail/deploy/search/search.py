@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.checkpoints.known_models import expand_name
 from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
-from vitrail.data.sources.files import FileStore, FolderWalker, printable_path
+from vitrail.data.sources.files import MEDIA_SUFFIXES, FileStore, FolderWalker, printable_path
 from vitrail.data.video import is_video_name, open_video
 from vitrail.deploy.predict.inputs import AskMedia, ImageInputs, select_media, take_images
 from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, check_media, open_pool, predict_rows
@@ -124,7 +124,7 @@ def list_images(
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {problem}: give a folder of images")
-    walk, root = FolderWalker(progress=progress), str(folder)
+    walk, root = FolderWalker(progress=progress, accepted=MEDIA_SUFFIXES), str(folder)
     walk.add_tree(root, set())
     if not len(walk.files):
         raise ValueError(f"no images in {folder}")

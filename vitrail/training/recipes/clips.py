@@ -31,10 +31,10 @@ def describe_videos(facts: Facts) -> str:
     return f"videos of {facts.frames:,} frames{rate}" if facts.frames else "images"
 
 
-def adapt_to_clips(facts: Facts, model: ModelConfig) -> tuple[ModelConfig, Clip | None]:
+def adapt_to_clips(facts: Facts, model: ModelConfig, attention: str | None = None) -> tuple[ModelConfig, Clip | None]:
     """Return the model of a checkpoint for clips of the data's videos, and the clip; for images the model itself, and None.
 
-    A model of images is inflated.
+    A model of images is inflated, with the given `attention`, "joint" or "divided".
     """
     if model.frames is not None:
         stored = facts.init_preprocessing.clip if facts.init_preprocessing is not None else None
@@ -44,6 +44,6 @@ def adapt_to_clips(facts: Facts, model: ModelConfig) -> tuple[ModelConfig, Clip 
     if facts.frames is None:
         return model, None
     clip = choose_clip(facts, fit_clip(facts, INFLATED_FRAMES), "for a model that has seen images only")
-    inflated = inflate_config(model, clip.frames)
+    inflated = inflate_config(model, clip.frames, attention)
     facts.chosen.append(f"{model.describe()} inflated to {inflated.describe()}: weights of images, for clips")
     return inflated, clip

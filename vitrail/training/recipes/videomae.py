@@ -43,7 +43,7 @@ def configure_clip_encoder(facts: Facts) -> tuple[TokenConfig, Clip]:
     if facts.init is not None:
         init = facts.init.require_tokens("pretraining without labels (init=)", clips=True)
         init = replace(init, classes=None, image_size=facts.choose("size", init.image_size, "size of the checkpoint"))
-        model, clip = adapt_to_clips(facts, init)
+        model, clip = adapt_to_clips(facts, init, "joint")
         if clip is None:
             raise ValueError("the data has images, and VideoMAE learns from clips: give videos, or use method='mae'")
         return model.require_tokens("pretraining without labels (init=)", clips=True), clip

@@ -15,6 +15,7 @@ from vitrail.models.adapt import KEEP
 from vitrail.models.base import Model
 from vitrail.models.lora import merge_lora, tune
 from vitrail.models.registry import build_from
+from vitrail.nn.embed import Tubelets
 from vitrail.objectives.base import LossModule
 from vitrail.tasks import task_of
 from vitrail.tasks.numbers import is_regression
@@ -44,8 +45,13 @@ def load_initial_model(setup: RunSetup) -> Model:
     # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
     source = load(init, classes=classes, image_size=config.image_size, channels=config.channels, mmap=False)
     if config.frames is not None and config.frames != source.config.frames:
-        is_inflated = source.config.frames is None
-        source = source.inflate(config.frames) if is_inflated else source.resize(frames=config.frames)
+        if source.config.frames is None:
+            tokens = config.require_tokens("inflation of a model of images", clips=True)
+            assert isinstance(tokens.embed, Tubelets)
+            attention = "divided" if tokens.block.is_divided else "joint"
+            source = source.inflate(config.frames, tokens.embed.frames, attention=attention)
+        else:
+            source = source.resize(frames=config.frames)
     if config.classes is None:
         if config.resampling is not None and source.config.resampling not in (None, config.resampling):
             source = source.resize(config.image_size, config.resampling)  # recipes of earlier versions do not record it
