@@ -80,8 +80,10 @@ def run(options: argparse.Namespace) -> int:
 
     names = ("channels", *SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, *CLIP_OPTIONS, "root")
     given = given_options(options, names)
-    if "classes" in options:  # none counts as given
-        given["classes"] = options.classes
+    if (
+        "classes" in options or options.frames is None
+    ):  # none counts as given; models of clips have defaults of their own
+        given["classes"] = getattr(options, "classes", 1000)
     cost = count(configure(options.model, image_size=options.size, **given), options.batch)
     return print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
 

@@ -118,7 +118,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     """Write one row per image to --out and print a summary."""
     gc.disable()  # the imports create many objects that all stay; collecting during them costs a tenth of the time
     from vitrail.deploy.predict.formats import select_format
-    from vitrail.deploy.predict.inputs import collect_inputs
+    from vitrail.deploy.predict.inputs import collect_inputs, take_images
     from vitrail.deploy.predict.masks import PANOPTIC_TABLE, TABLE, check_directory, is_directory, needs_masks
     from vitrail.deploy.predict.predict import check_media, open_pool
     from vitrail.deploy.predict.processes import process_share, share_choices
@@ -159,9 +159,8 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         compute = replace(compute, precision=recorded)
     show = count_progress() if not share.rank else None
     try:
-        inputs = collect_inputs(
-            options.paths, show, ask_media(zero_shot or options.model, compute.assume, compute.take)
-        )
+        media = take_images if is_panoptic else ask_media(zero_shot or options.model, compute.assume, compute.take)
+        inputs = collect_inputs(options.paths, show, media)
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
         opened_for = "queries" if is_panoptic else output_kind
         with share_choices(share) if options.precision == "auto" else nullcontext():

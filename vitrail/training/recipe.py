@@ -171,8 +171,6 @@ class Facts:
     side: tuple[int, int]  # median height and width of the images
     channels: int
     several_sizes: bool  # whether images differ in size, as photographs do
-    frames: int | None = None  # median number of frames of a video; None for images
-    rate: float | None = None  # median frames per second of the videos; None if unknown
     init: ModelConfig | None = None  # of the initial checkpoint
     init_preprocessing: Preprocessing | None = None
     teacher: Teacher | None = None
@@ -181,6 +179,8 @@ class Facts:
     used: set[str] = field(default_factory=set)  # the overrides that the recipe asked for
     target_mean: tuple[float, ...] = ()  # of the training images, if targets are numbers
     target_std: tuple[float, ...] = ()
+    frames: int | None = None  # median number of frames of a video; None for images
+    rate: float | None = None  # median frames per second of the videos; None if unknown
 
     @property
     def loss(self) -> Literal["softmax", "sigmoid"]:
