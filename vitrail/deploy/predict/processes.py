@@ -62,5 +62,5 @@ def share_choices(share: ProcessShare) -> Iterator[None]:
         return
     try:
         yield
-    finally:  # after an error too: nobody waits for it
+    finally:  # after an error too: the other processes wait for the choices
         store.set(CHOICES_KEY, json.dumps({key: to_json(choice) for key, choice in precision.CHOICES.items()}))
