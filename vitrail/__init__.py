@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitrail.models.registry import build, build_from, configure
     from vitrail.prompts import zero_shot
     from vitrail.training.estimator import VitrailClassifier
+    from vitrail.training.self_training import self_train
     from vitrail.training.train import pretrain, resume, train
 
 _MODULES = {
@@ -39,6 +40,7 @@ _MODULES = {
     "push": "vitrail.checkpoints.card",
     "resume": "vitrail.training.train",
     "save": "vitrail.checkpoints.load",
+    "self_train": "vitrail.training.self_training",
     "train": "vitrail.training.train",
     "zero_shot": "vitrail.prompts",
 }
@@ -62,6 +64,7 @@ __all__ = [
     "push",
     "resume",
     "save",
+    "self_train",
     "train",
     "zero_shot",
 ]

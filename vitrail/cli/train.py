@@ -3,8 +3,8 @@
 DATA is a folder of class folders of images or videos, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table,
 COCO JSON, tar shards, or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100, moving-digits. It is checked first; defective
 files are listed and left out. --init fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a
-trained model into a small one. The run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and
-recipe.json.
+trained model into a small one; --unlabelled learns images without labels too. The run directory receives model.safetensors,
+report.html, summary.json, metrics.jsonl and recipe.json.
 
 examples:
   vitrail train digits                                        a minute on a laptop
@@ -16,6 +16,7 @@ examples:
   vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes
+  vitrail train photos --init deit-tiny --unlabelled more-photos   few labels and many images without
   vitrail train imagenet --recipe deit --model B/16 --set optimizer.lr=1e-3
   vitrail train --recipe runs/photos-finetune-1/recipe.json   repeat a run
   vitrail train --resume runs/photos-finetune-1               continue after a stop or a crash
@@ -30,7 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result, refuse_options
-from vitrail.cli.text.training import TrainingDisplay, format_outcome
+from vitrail.cli.text.training import TrainingDisplay, format_outcome, format_rounds
 from vitrail.models.sizes import DECODER_NAMES
 from vitrail.training.recipes import DISTILLATION_METHODS
 
@@ -38,6 +39,7 @@ OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "clip", "tu
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
 DATA_OPTIONS += ("label_from", "names", "ignore", "targets")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
+SELF_TRAINING_OPTIONS = ("rounds", "threshold")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
 NEW_RUN_OPTIONS = (
@@ -51,6 +53,7 @@ NEW_RUN_OPTIONS = (
     "out",
     "set",
     "minutes",
+    "unlabelled",
 )
 
 
@@ -64,8 +67,17 @@ def add_arguments(parser: CommandParser) -> None:
     overrides.add_option("--decoder", decoder, choices=DECODER_NAMES)
     target = "target: the teacher's top class, its probabilities, its features, or its prediction per patch [hard]"
     teacher.add_option("--distil", target, choices=DISTILLATION_METHODS)
+    add_self_training_options(parser.add_group("self-training"))
     add_data_options(parser.add_group("data"))
     add_machine_options(parser)
+
+
+def add_self_training_options(group: OptionGroup) -> None:
+    """Add the options of training with unlabelled images."""
+    more = "images without labels: a teacher predicts them, a student learns the confident ones, and teaches the next"
+    group.add_option("--unlabelled DATA", more)
+    group.add_option("--rounds N", "students, each the teacher of the next [2]", int)
+    group.add_option("--threshold P", "least confidence of a prediction that is learnt, 0 to 1 [0.8]", float)
 
 
 def add_run_options(parser: CommandParser, default_run: str, teacher_title: str) -> tuple[OptionGroup, OptionGroup]:
@@ -136,9 +148,53 @@ def data_fields(options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> int:
     """Train or resume, and print the outcome."""
     check_run_options(options)
+    if not options.unlabelled:
+        refuse_options(options, SELF_TRAINING_OPTIONS, "needs --unlabelled: give it too")
+    if options.unlabelled or (options.resume and os.path.isfile(os.path.join(options.resume, "self_training.json"))):
+        return run_self_training(options)
     from vitrail.training.train import train
 
     return run_training(options, train)
+
+
+def run_self_training(options: argparse.Namespace) -> int:
+    """Train rounds with unlabelled images, or resume them, and print the outcome."""
+    from vitrail.training.recipe import Data, Machine
+    from vitrail.training.self_training import resume_self_training, self_train
+    from vitrail.training.train import Connected
+    from vitrail.training.trainer import Stopped
+
+    refuse_options(options, ("distil", "teacher_cache"), "is not supported with --unlabelled: leave it out")
+    display = TrainingDisplay(options.quiet, options.flags)
+    connected = Connected(listeners=(display.on_record,), trackers=tuple(options.log), progress=display.progress)
+    machine = Machine(**given_options(options, MACHINE_OPTIONS))
+    settings = [f"{name}={value}" for name, value in given_options(options, RECIPE_OPTIONS).items()]
+    try:
+        if options.resume:
+            directory, summary = resume_self_training(options.resume, machine=machine, connected=connected)
+        else:
+            directory, summary = self_train(
+                Data(options.data, **data_fields(options)),
+                options.unlabelled,
+                teacher=options.teacher,
+                init=options.init,
+                recipe=options.recipe,
+                **given_options(options, SELF_TRAINING_OPTIONS),
+                settings=[*options.set, *settings],
+                minutes=remaining_minutes(options),
+                out=options.out,
+                machine=machine,
+                connected=connected,
+                **given_options(options, OVERRIDES),
+            )
+    except Stopped as stopped:
+        rounds = os.path.dirname(stopped.run)
+        display.print_line(f"{stopped}. Continue with: vitrail train --resume {shlex.quote(rounds)}")
+        return stopped.exit_code
+    display.clear()
+    if options.json or not options.quiet:
+        print_result(options, summary, [format_rounds(summary), format_outcome(summary, directory)])
+    return 0
 
 
 def check_run_options(options: argparse.Namespace) -> None:

@@ -28,7 +28,8 @@ AGREEMENT_LABELS: dict[Agreement, str] = {
     "unclear": "unclear at this scale",
 }
 Finding = tuple[str, Agreement]  # a sentence and its verdict
-OPTIONAL_DATA_FIELDS = ("classes", "examples")  # added later: left out of cell names while unused, so old names stay
+# Added later: left out of cell names while unused, so old names stay.
+OPTIONAL_DATA_FIELDS = ("classes", "examples", "unlabelled", "pseudo_labels")
 DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)  # train, validation, test of data without splits
 NO_FINDING = "No finding yet"
 

@@ -38,8 +38,12 @@ class Data:
     names: str | None = None  # file of readable class names, or "imagenet"
     ignore: tuple[int, ...] | None = None  # stored values of masks that neither train nor count, besides the data's own
     targets: tuple[str, ...] | None = None  # columns of numbers to learn, in place of labels
+    unlabelled: str | None = None  # more training images, whose labels a teacher predicted
+    pseudo_labels: str | None = None  # file with these labels
 
     def __post_init__(self) -> None:
+        if (self.unlabelled is None) != (self.pseudo_labels is None):
+            raise ValueError("unlabelled images need pseudo_labels, and these need unlabelled images: give both")
         if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:
             raise ValueError(f"classes must be (first, step), such as (0, 2) or (1, 2), got {self.classes}")
         if self.examples is not None and min(self.examples) < 1:

@@ -33,7 +33,7 @@ RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # o
 SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "decoder", "distil", "clip")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
 Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
-FROM_CHECKPOINT = ("finetune", "paper-finetune", "segment", "regress", *METHODS)
+FROM_CHECKPOINT = ("finetune", "self-training", "paper-finetune", "segment", "regress", *METHODS)
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,25 @@ def format_outcome(summary: dict[str, Any], directory: Path) -> str:
     return "\n".join([f"{result}, {duration}", *format_confidence(summary), *files])
 
 
+def format_rounds(summary: dict[str, Any]) -> str:
+    """Return a line for each round of self-training: the predicted labels that were learnt, and the accuracy."""
+    lines = []
+    for one in summary["self_training"]["rounds"]:
+        split = "test" if "test" in one["scores"] else "validation"
+        metrics = one["scores"][split]
+        score, right = find_score(metrics), one["correct"]
+        name = (
+            f"round {one['number']}" if one["number"] else ("labels alone" if one["name"] == "round-0" else "teacher")
+        )
+        taken = "" if not one["number"] else f"{one['taken']:,} predicted labels"
+        taken += "" if right is None else f", {format_percent(right / max(1, one['taken']))} right"
+        kept = "  kept" if one["name"] == summary["self_training"]["best"] else ""
+        lines.append(
+            f"{name:<13} {split} {METRICS[score].short} {format_value(score, metrics[score])}  {taken}{kept}".rstrip()
+        )
+    return "\n".join(lines).replace(NO_BREAK_SPACE, " ")
+
+
 def format_confidence(summary: dict[str, Any]) -> list[str]:
     """Return the lines on the calibration and the temperature; none where they are unknown."""
     direction, temperature = format_calibration(summary), format_temperature(summary.get("calibration"))

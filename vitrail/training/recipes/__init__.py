@@ -16,6 +16,7 @@ NAMES = (
     "distil",
     "segment",
     "regress",
+    "self-training",
     "video",
     "paper-imagenet",
     "paper-finetune",

@@ -24,6 +24,7 @@ from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLE
 from vitrail.data.video import Video, first_frame
 from vitrail.tasks import task_of
 from vitrail.training.recipe import Data, Facts
+from vitrail.training.runs.pseudo_labels import add_pseudo_labels
 from vitrail.utils.progress import ProgressCallback
 
 SAMPLE_SIZE, VIDEO_SAMPLE_SIZE = 1024, 64  # images whose size and mode are measured; videos, also their length
@@ -234,6 +235,9 @@ def audit_and_split(
             splits[split] = applied.images
     splits["train"] = limit_per_class(splits["train"], data)
     splits = draw_examples(splits, data)
+    if data.unlabelled is not None and data.pseudo_labels is not None:
+        splits["train"], note = add_pseudo_labels(splits["train"], data.unlabelled, Path(data.pseudo_labels))
+        warnings.append(note)
     if not data.test:
         splits.pop("test", None)
     return Prepared(clean, labels, splits, checked, skipped, warnings)
