@@ -32,7 +32,7 @@ def checkpoint(**more: object) -> Facts:
 
 
 def recipe(name: str, given: Facts | None = None) -> Recipe:
-    tuned = name in ("finetune", "paper-finetune")
+    tuned = name in ("finetune", "self-training", "paper-finetune")
     if name == "swin-finetune" and given is None:
         given = swin_checkpoint("Swin-T")
     return build_recipe(name, given or (checkpoint() if tuned else facts()), Data("somewhere"))
@@ -196,7 +196,7 @@ def test_overrides_come_first_and_reasons_are_given() -> None:
 @pytest.mark.parametrize("name", [*NAMES, *METHODS])
 def test_a_named_resnet_is_trained_or_refused(name: str) -> None:
     overrides = {"model": "R50x1", "size": (32, 32)}
-    if name in ("finetune", "paper-finetune", "swin-finetune"):
+    if name in ("finetune", "self-training", "paper-finetune", "swin-finetune"):
         return  # their model is the checkpoint's
     if name in ("scratch-small", "distil", "regress"):
         assert recipe(name, facts(overrides=overrides)).model == vitrail.configure(
@@ -324,7 +324,7 @@ def test_recipe_of_an_earlier_version_keeps_its_rule_of_resampling(tmp_path: Pat
     assert model.training
 
 
-@pytest.mark.parametrize("name", ["finetune", "paper-finetune", "swin-finetune"])
+@pytest.mark.parametrize("name", ["finetune", "self-training", "paper-finetune", "swin-finetune"])
 def test_a_grey_checkpoint_without_preprocessing_gets_that_of_one_channel(name: str) -> None:
     init = vitrail.configure("Swin-T" if name == "swin-finetune" else "S/16", channels=1)
     assert build_recipe(name, facts(init=init), Data("somewhere")).preprocessing.channels == 1

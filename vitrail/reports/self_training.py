@@ -131,7 +131,7 @@ def render_class_chart(record: SelfTrainingRecord) -> Markup | None:
     )
     if not series:
         return None
-    return render_figure(Chart("Predicted labels of each class", "bars", series, y_name="images", percent=False))
+    return render_figure(Chart("Images learnt with a predicted label", "bars", series, y_name="images", percent=False))
 
 
 def build_tests(directory: Path, record: SelfTrainingRecord) -> list[PageSection]:

@@ -48,7 +48,8 @@ def join_images(first: Images, second: Images) -> Images:
     """Return the images of both, each with one label, as one split with the classes of the first; raise ValueError if
     one has videos and the other images."""
     if first.media != second.media:
-        raise ValueError(f"{first.name(0)} is a {first.media}, and {second.name(0)} is a {second.media}: give one kind")
+        media = f"{first.name(0)} belongs to {first.media}s, and {second.name(0)} to {second.media}s"
+        raise ValueError(f"{media}: give one kind")
     assert first.target_kind == second.target_kind == "single"
     assert first.classes == second.classes
     shards = None
