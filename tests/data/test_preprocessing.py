@@ -20,7 +20,7 @@ needs_photographs = pytest.mark.skipif(
 
 
 def photographs():
-    for path in sorted(PHOTOGRAPHS.iterdir()):
+    for path in sorted(PHOTOGRAPHS.iterdir())[::4]:
         with Image.open(path) as image:
             yield path.name, image.convert("RGB")
 
@@ -35,7 +35,7 @@ def assert_same_pixels(contestants):
             assert mine.shape == other.shape, (label, name)
             apart = ((mine - other).abs() * torch.tensor(ours.std).view(-1, 1, 1)).max()
             assert apart <= 1 / 255 + 1e-6, (label, name, float(apart * 255))
-    assert count == 200
+    assert count == 50
 
 
 @pytest.mark.slow

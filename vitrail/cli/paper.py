@@ -10,6 +10,7 @@ examples:
   vitrail paper run positions --scale laptop --jobs 2     about an hour on two cores
   vitrail paper run positions --scale test                the same in seconds, as a test
   vitrail paper run head --scale gpu --data photos        on your own images
+  vitrail paper run position-maps --scale laptop --model deit-tiny   a trained model beside those of the study
   vitrail paper show studies/positions-laptop             table and finding so far
   vitrail paper page studies/positions-laptop --out docs  docs/positions.md with its figures
   torchrun --nproc-per-node 8 -m vitrail paper run shape --scale cluster --out studies/shape
@@ -47,6 +48,11 @@ def add_arguments(parser: CommandParser) -> None:
     running.add_option("--data DATA", f"your own images: {DATA_HELP} [the scale's dataset]")
     running.add_shared("--fractions A,B,C", note="0.8,0.1,0.1")
     running.add_shared("--init FILE", note="study transfer only: pretrained by the study")
+    for sub in (running, showing):
+        model = (
+            "trained model to show beside those of the study: attention-distance and position-maps only (repeatable)"
+        )
+        sub.add_option("--model FILE", model, action="append", default=[])
     running.add_option("--out STUDY", "directory of the study [studies/NAME-SCALE]")
     running.add_option("--seeds N", "seeds per final cell, may be raised later [the scale's]", int)
     running.add_shared("--set NAME=VALUE")
@@ -86,9 +92,13 @@ def study_as_dict(study: "Study") -> dict[str, Any]:
 
 def show_study(options: argparse.Namespace) -> int:
     """Print the results of a study so far and write its report again."""
+    from vitrail.studies.given import measure_given_model
     from vitrail.studies.sweep import open_sweep
 
-    return report_study(open_sweep(options.study), options)
+    sweep = open_sweep(options.study)
+    for model in options.model:
+        measure_given_model(sweep.study, sweep.setup.data, sweep.directory, model)
+    return report_study(open_sweep(options.study) if options.model else sweep, options)
 
 
 def write_docs_page(options: argparse.Namespace) -> int:
@@ -111,12 +121,15 @@ def run_study(options: argparse.Namespace) -> int:
     quiet = options.quiet or os.environ.get("RANK", "0") != "0"
 
     from vitrail.cli.text.study import SweepDisplay, format_plan
+    from vitrail.studies.given import check_given, measure_given_model
     from vitrail.studies.runner import Runner, leave_process_group, print_record, run_jobs
-    from vitrail.studies.sweep import begin_sweep
+    from vitrail.studies.sweep import begin_sweep, open_sweep
     from vitrail.training.distributed import pick_device
     from vitrail.training.recipe import Data, Machine
     from vitrail.training.trainer import Stopped
 
+    for model in options.model:
+        check_given(study, model)
     leave_process_group()
     pick_device(options.device)  # raises before anything is written
     display = SweepDisplay(quiet or options.worker, max(options.jobs, world))
@@ -149,6 +162,9 @@ def run_study(options: argparse.Namespace) -> int:
     except (KeyboardInterrupt, SystemExit):
         display.print_line(f"stopped; {remedy}")
         raise
+    for model in options.model:
+        measure_given_model(study, sweep.setup.data, sweep.directory, model)
+    sweep = open_sweep(sweep.directory)
     display.clear()
     failed = [code for code in codes if code]
     failure = f"{len(failed)} of {options.jobs} runners failed, the first with exit code {failed[0]}" if failed else ""

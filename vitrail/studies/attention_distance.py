@@ -1,6 +1,6 @@
 """Mean attention distance by layer in a Vision Transformer and in a hybrid (figures 7 and 11).
 
-    vitrail paper run attention-distance --scale laptop
+    vitrail paper run attention-distance --scale laptop --model deit-tiny
 
 Both models are trained on the same images, each at its best learning rate, and measured on validation images. Distances are
 relative to that of a head with uniform attention, so that grids can be compared: 1 is uniform. A head at 0.9 or more is called
@@ -22,12 +22,14 @@ from torch import Tensor
 
 from vitrail.analysis.profile import measure_distances, uniform_distance
 from vitrail.checkpoints.load import load
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.base import Model
 from vitrail.models.hybrid import Hybrid
 from vitrail.studies import base, intervals
 from vitrail.studies.base import HYBRID, VIT
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed
 from vitrail.studies.study import Answer, Cell, Chart, Finding, Results, Series, Study, StudyScale, StudySetup
-from vitrail.training.recipe import Recipe
+from vitrail.training.recipe import Data
 from vitrail.training.runs.prepare import prepare_data
 
 MIN_GLOBAL_DISTANCE, MAX_LOCAL_DISTANCE = 0.9, 0.5  # relative to uniform attention
@@ -41,6 +43,8 @@ NOTE = (
     f"It would disagree with the paper if distance grew by less than {MIN_GROWTH:g} or fell, if most seeds had no global or "
     "no local head in the ViT's low layers, or if the hybrid's low layers looked clearly nearer."
 )
+
+GIVEN_NOTE = "Given models were trained elsewhere, on other data and for longer; the finding does not depend on them."
 
 
 def plan(setup: StudySetup, results: Results) -> list[Cell]:
@@ -58,21 +62,33 @@ def measure(cell: Cell, run: Path) -> dict[str, Any]:
     """Return the mean attention distance of every head, `[L][H]`, relative to uniform attention."""
     if cell.phase != "final":
         return {}
-    model = load(run / "model.safetensors").require_tokens("the study of attention distance")
-    distances = measure_distances(model, load_images(cell.recipe))
-    even = uniform_distance(model.config.shape.grid, model.embed.stride)
+    return measure_model(load(run / "model.safetensors"), cell.recipe.data, cell.recipe.preprocessing)
+
+
+def measure_given(model: Model, data: Data) -> dict[str, Any]:
+    """Return the same of a trained model, on images with its own preprocessing."""
+    preprocessing = model.preprocessing if isinstance(model.preprocessing, Preprocessing) else None
+    default = Preprocessing(model.config.image_size, model.config.image_size)
+    return measure_model(model, data, preprocessing or default)
+
+
+def measure_model(model: Model, data: Data, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the mean attention distance of every head of a model, `[L][H]`, relative to uniform attention."""
+    tokens = model.require_tokens("the study of attention distance")
+    distances = measure_distances(tokens, load_images(data, preprocessing))
+    even = uniform_distance(tokens.config.shape.grid, tokens.embed.stride)
     relative = np.round(distances.mean / even, 4).tolist()
     return {"distance": relative, "evenly": round(even, 3), "looked at": distances.pictures}
 
 
-def load_images(recipe: Recipe) -> list[Tensor]:
-    """Return evenly spaced validation images of a recipe, preprocessed, in batches."""
-    validation = prepare_data(recipe.data).splits["validation"]
+def load_images(data: Data, preprocessing: Preprocessing) -> list[Tensor]:
+    """Return evenly spaced validation images, preprocessed, in batches."""
+    validation = prepare_data(data).splits["validation"]
     chosen = np.linspace(0, len(validation) - 1, min(MEASURED_IMAGES, len(validation))).round().astype(int)
     images = []
     for index in chosen:
         with validation.open(int(index)) as image:
-            images.append(recipe.preprocessing(image))
+            images.append(preprocessing(image))
     return list(torch.stack(images).split(BATCH_SIZE))
 
 
@@ -131,14 +147,16 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
             by_model[str(result.at["model"])].append(result.numbers["distance"])
     if missing := [name for name, runs in by_model.items() if not runs]:
         return base.incomplete_answer(missing, LIMITS)
-    tests, models = Scores(results, "model"), {name: HeadDistances(np.array(runs)) for name, runs in by_model.items()}
+    tests, trained = Scores(results, "model"), {name: HeadDistances(np.array(runs)) for name, runs in by_model.items()}
+    given = [result for result in results if result.phase == "given"]
+    models = trained | {f"{r.at['model']} (given)": HeadDistances(np.array([r.numbers["distance"]])) for r in given}
     low_heads = {name: heads.select_third(0).size for name, heads in models.items()}
     hybrid, vit = (models[name].mean_distance(0) for name in (HYBRID, VIT))
     unit = "relative to uniform attention"
     by_head = tuple(heads.series_by_head(name) for name, heads in models.items())
     by_layer = tuple(heads.series_by_layer(name) for name, heads in models.items())
     return Answer(
-        *formulate_finding(models[VIT], intervals.estimate_difference(hybrid, vit)),
+        *formulate_finding(trained[VIT], intervals.estimate_difference(hybrid, vit)),
         columns=("model", "test", "low layers", "high layers", "growth", "global low heads", "local low heads"),
         rows=tuple(
             (
@@ -155,7 +173,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
             Chart("By depth: the mean over heads and seeds", "lines", by_layer, "layer", unit, percent=False),
         ),
         limits=LIMITS,
-        notes=(NOTE,),
+        notes=(NOTE, *([GIVEN_NOTE] if given else [])),
     )
 
 
@@ -200,5 +218,5 @@ STUDY = Study(
         # images/s on eight GPUs, 47 and 58 h each, three seeds, one learning rate.
         "cluster": base.on_cluster(minutes=18_900, seeds=3, sizes={**base.L16, "stages": (3, 4, 9)}),
     },
-    plan=plan, interpret=interpret_results, measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure, measure_given=measure_given,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Similarity maps of learned position embeddings under different training settings (figures 7 and 10; figure 9 in version 1).
 
-    vitrail paper run position-maps --scale laptop
+    vitrail paper run position-maps --scale laptop --model deit-tiny
 
 One model is trained with default settings, and again with one setting changed at a time. Compared are the learned position
 embeddings: the cosine of every position with every other, as a grid of grids, and two numbers computed from it. `nearness` (key
@@ -17,10 +17,12 @@ import numpy as np
 
 from vitrail.analysis.weights import extract_positions
 from vitrail.checkpoints.load import load
+from vitrail.models.base import Model, refuse
 from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed, is_beyond_chance
 from vitrail.studies.study import Answer, Cell, Chart, Finding, Results, Series, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
+from vitrail.training.recipe import Data
 
 DEFAULT = "as usual"
 # Multiples of the default steps, learning rate and weight decay.
@@ -37,6 +39,9 @@ LIMITS = (
     "Small grids and short runs: the paper's maps are of ViT-L (L/32 in figure 7), trained on far more images. Weight decay is "
     "not applied to positions themselves here, so it can act on them only through the rest of the model."
 )
+
+GIVEN_NOTE = "Given models were trained elsewhere, on other data and for longer; the finding does not depend on them."
+MAX_DRAWN_GRID = 7  # patches on a side: the grid of the paper's figure
 
 
 def plan(setup: StudySetup, results: Results) -> list[Cell]:
@@ -56,8 +61,22 @@ def plan(setup: StudySetup, results: Results) -> list[Cell]:
 
 def measure(cell: Cell, run: Path) -> dict[str, Any]:
     """Return the similarity maps of a trained model and the two numbers computed from them."""
-    similarity = extract_positions(load(run / "model.safetensors")).similarity
-    assert similarity is not None, "learned positions are added"
+    return measure_model(load(run / "model.safetensors"))
+
+
+def measure_given(model: Model, data: Data) -> dict[str, Any]:
+    """Return the same of a trained model; large grids are drawn smaller, with positions resampled as for other image sizes."""
+    numbers = measure_model(model.require_tokens("the study of positions"))
+    if max(len(numbers["similarity"]), len(numbers["similarity"][0])) > MAX_DRAWN_GRID:
+        numbers["similarity"] = measure_model(model, (MAX_DRAWN_GRID, MAX_DRAWN_GRID))["similarity"]
+    return numbers
+
+
+def measure_model(model: Model, grid: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Return the similarity maps of a model's positions on its grid or another, and the two numbers computed from them."""
+    similarity = extract_positions(model, grid).similarity
+    if similarity is None:
+        raise refuse(model.config, "the study of positions", "use a model that adds its positions to the patches")
     nearness, lines = measure_structure(similarity)
     return {"place": nearness, "lines": lines, "similarity": np.round(similarity, 3).tolist()}
 
@@ -81,9 +100,11 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     if missing := nearness.find_missing([DEFAULT]):
         return base.incomplete_answer(missing, LIMITS)
     tests, changes = Scores(results, "setting"), nearness.compare(DEFAULT)
-    shown = {str(result.at["setting"]): result for result in reversed(results)}
+    shown = {str(result.at["setting"]): result for result in reversed(results) if result.phase == "final"}
+    given = {f"{result.at['model']} (given)": result.numbers for result in results if result.phase == "given"}
     labels = {name: f"{name}: nearness {nearness.estimate(name).mean:.2f}" for name in SETTINGS if name in shown}
     maps = tuple(Series(label, maps=similarity_maps(shown[name].numbers)) for name, label in labels.items())
+    maps += tuple(Series(f"{name}: nearness {n['place']:.2f}", maps=similarity_maps(n)) for name, n in given.items())
     share = f"{100 * (1 - 0.95 ** len(changes)):.0f} %"
     chance = f"Of {len(changes)} comparisons at least one is clear by chance alone in up to {share} of studies."
     title = "Cosine of every position with all others, as a grid of grids"
@@ -105,10 +126,15 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
                 tests.format(setting),
             )
             for setting in nearness
-        ),
+        )
+        + tuple((name, *3 * ("–",), f"{n['place']:.2f}", "", f"{n['lines']:.2f}", "–") for name, n in given.items()),
         charts=(Chart(title, "maps", maps, y_name="cosine similarity", percent=False), replace(dots, percent=False)),
         limits=LIMITS,
-        notes=(describe_lines(lines.estimate(DEFAULT)), *([chance] if len(changes) > 1 else [])),
+        notes=(
+            describe_lines(lines.estimate(DEFAULT)),
+            *([chance] if len(changes) > 1 else []),
+            *([GIVEN_NOTE] if given else []),
+        ),
     )
 
 
@@ -166,5 +192,5 @@ STUDY = Study(
         # hyper-parameters. 2,500 images/s on eight GPUs: 11 h a run; 7.5 such lengths × 3 seeds = 245 h.
         "cluster": base.on_cluster(minutes=14_700, seeds=3, steps=24_000, sizes=base.L16),
     },
-    plan=plan, interpret=interpret_results, measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure, measure_given=measure_given,
 )  # fmt: skip

@@ -79,7 +79,7 @@ def compute_answer(study: Study, setup: StudySetup, results: Sequence[CellResult
         waiting = format_point(dict(family_key(first[0].at))) if first else ""
         return None, f"{state}, such as {waiting}" if waiting else state, len(cells)
     try:
-        answer = qualify_by_seeds(study.interpret(results, setup.scale), min(covered.values()))
+        answer = qualify_by_seeds(study.interpret((*results, *setup.given), setup.scale), min(covered.values()))
         return add_scale_limits(answer, scale_name(study, setup)), "", len(cells)
     except (KeyError, ValueError) as error:
         if not missing:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from vitrail.models.base import Model
 from vitrail.models.sizes import closest
 from vitrail.reports.charts.canvas import Chart as Chart
 from vitrail.reports.charts.canvas import Series as Series
@@ -67,7 +68,7 @@ class CellResult:
     """A finished cell with its numbers and its duration."""
 
     at: Mapping[str, Setting]
-    phase: str
+    phase: str  # "tune", "base", "final", or "given" for a model that the study did not train
     numbers: Mapping[str, Any]  # "validation" and "test" are top-1, 0 to 1; others as the study names them
     seconds: float
     run: str = ""  # the run directory, within the study's
@@ -120,6 +121,7 @@ class StudySetup:
     facts: Facts  # of the data: classes, channels, side, number of training images
     directory: Path  # of the study; holds the runs
     init: str | None = None  # the user's checkpoint, if the study takes one
+    given: "tuple[CellResult, ...]" = ()  # of trained models that the user gave, to be shown beside those of the study
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ class Study:
     measure: Callable[[Cell, Path], dict[str, Any]] | None = None  # further numbers of a finished run
     inspect_data: Callable[[Data], Facts | None] | None = None  # facts of a directory of datasets; None for one dataset
     takes_init: bool = False  # True if --init may give the initial model
+    measure_given: Callable[[Model, Data], dict[str, Any]] | None = None  # the numbers of a trained model, for --model
 
     def get_scale(self, name: str) -> StudyScale:
         """Return a scale by name."""

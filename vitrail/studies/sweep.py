@@ -15,6 +15,7 @@ from typing import Any, Required, TypedDict
 
 import vitrail
 from vitrail.studies import load_study
+from vitrail.studies.given import read_given
 from vitrail.studies.study import (
     DEFAULT_FRACTIONS,
     Cell,
@@ -217,7 +218,8 @@ def open_sweep(directory: str | Path) -> Sweep:
     scale = replace(study.get_scale(data["scale"]), seeds=data["seeds"])
     facts = Facts(**{name: data["facts"][name] for name in FACT_FIELDS})
     source = dataclass_from_json(data["data"], Data, f"{path / PLAN_FILE}: data")
-    return Sweep(study, data["scale"], StudySetup(scale, source, facts, path, data.get("init")), tuple(data["set"]))
+    setup = StudySetup(scale, source, facts, path, data.get("init"), read_given(path))
+    return Sweep(study, data["scale"], setup, tuple(data["set"]))
 
 
 def begin_sweep(
