@@ -25,7 +25,7 @@ INVALID = {
         "MLP width must be at least 1, got 0",
     ),
     "two patches": ("B/16", {"embed": Patches(8)}, "give the same size in both"),
-    "bare ResNet": ("R50", {}, r"'R50\+B/16', 'R50x1', 'Swin-T' or 'MViTv2-T'"),
+    "bare ResNet": ("R50", {}, r"'R50\+B/16', 'R50x1', 'Swin-T', 'MViTv2-T' or 'LSTM-Ti/16'"),
     "zero MLP": ("B/16", {"mlp_width": 0}, "MLP width must be at least 1, got 0"),
     "unknown size": ("XL/16", {}, "unknown size 'XL': .*Ti, S, B, L, H, g, G"),
     "wrong case": ("b/16", {}, "did you mean 'B'"),

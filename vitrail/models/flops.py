@@ -6,7 +6,7 @@ called, so the numbers follow the code that runs.
 B images, N tokens, D width, H heads, d = D/H.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import zip_longest
@@ -116,7 +116,7 @@ class Counter(TorchFunctionMode):
         super().__init__()
         self.macs = self.bytes = 0
         self.kept: dict[int, Tensor] = {}  # by storage; holding the tensor prevents reuse of its address
-        self.rules: dict[Callable[..., Any], Callable[..., Tensor]] = {
+        self.rules: dict[Callable[..., Any], Callable[..., Any]] = {
             F.linear: self.linear,
             **dict.fromkeys((F.conv2d, F.conv3d), self.convolution),
             F.conv_transpose2d: self.conv_transpose2d,
@@ -125,6 +125,8 @@ class Counter(TorchFunctionMode):
             F.interpolate: self.interpolate,
             F.scaled_dot_product_attention: self.attention,
             torch.bmm: self.bmm,
+            **dict.fromkeys((torch.lstm, torch.rnn_tanh), self.recurrent_layer),
+            torch.lstm_cell: self.lstm_cell,
             **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
             **dict.fromkeys((F.relu, torch.tanh, Tensor.sigmoid, Tensor.softmax), self.keeps_output),
             **dict.fromkeys((Tensor.clamp, Tensor.log), self.keeps_input),
@@ -205,6 +207,28 @@ class Counter(TorchFunctionMode):
             self.keep(tensor)
         self.macs += x.numel() * other.shape[2]
         return x.new_empty(*x.shape[:2], other.shape[2])
+
+    def recurrent_layer(self, x: Tensor, state: Any, weights: Sequence[Tensor], *_: Any) -> tuple[Tensor, ...]:
+        """Count a layer of a recurrent network over [B, N, D]: in each step and direction, the products of its matrices with
+        the token and with the state. The values of all gates and states are stored."""
+        self.keep(x)
+        matrices = [weight for weight in weights if weight.ndim == 2]
+        steps = x.numel() // x.shape[-1]
+        self.macs += steps * sum(matrix.numel() for matrix in matrices)
+        hidden = matrices[1::2]  # [gates·H, H], of each direction
+        outputs = sum(matrix.shape[1] for matrix in hidden)
+        self.bytes += steps * FLOAT * (sum(matrix.shape[0] for matrix in hidden) + outputs)
+        last = x.new_empty(len(hidden), x.shape[0], hidden[0].shape[1])
+        return x.new_empty(*x.shape[:-1], outputs), last, last
+
+    def lstm_cell(self, x: Tensor, state: Any, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Count one step of an LSTM: [B, D] and its state [B, H]."""
+        hidden, cell = state
+        self.keep(x)
+        matrices = [weight for weight in weights if weight.ndim == 2]
+        self.macs += x.shape[0] * sum(matrix.numel() for matrix in matrices)
+        self.bytes += FLOAT * x.shape[0] * (matrices[0].shape[0] + 2 * hidden.shape[1])
+        return hidden.new_empty(hidden.shape), cell.new_empty(cell.shape)
 
     def keeps_input(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         if not self.is_weight(x):

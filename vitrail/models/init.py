@@ -9,7 +9,7 @@ In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given 
 relative positions, and those of MViT v1, at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin
 v2) at zero and its scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at
 N(0, 0.01²) (mmsegmentation), positions in time and the projection after attention over time at zero (TimeSformer, whose first
-layer is an exception).
+layer is an exception). Transposed convolutions and recurrent networks have PyTorch's own initial values.
 """
 
 import math
@@ -71,7 +71,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
             if scheme == "vit":
                 _lecun(module.weight, module.weight[0].numel())
                 _bias(module)
-        elif isinstance(module, nn.ConvTranspose2d):
+        elif isinstance(module, (nn.ConvTranspose2d, nn.RNNBase, nn.RNNCellBase)):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):  # unless a case below is more precise
             linear(module.weight)

@@ -13,6 +13,13 @@ from vitrail.models.bit import BIT_NAME, BiT, BiTConfig, configure_bit
 from vitrail.models.init import build_and_fill, initialise
 from vitrail.models.mvit import MViT
 from vitrail.models.mvit_config import MVIT_NAME, MVIT_OPTIONS, MViTConfig, configure_mvit
+from vitrail.models.recurrent import (
+    RECURRENT_NAME,
+    RECURRENT_OPTIONS,
+    Recurrent,
+    RecurrentConfig,
+    configure_recurrent,
+)
 from vitrail.models.segmenter import DECODERS, DecoderSlot, Segmenter, SegmenterConfig
 from vitrail.models.sizes import SIZES
 from vitrail.models.swin import SWIN_NAME, SWIN_OPTIONS, Swin, SwinConfig, configure_swin
@@ -71,7 +78,7 @@ def find_family(name: str) -> Family:
         if family.matches(name):
             return family
     sizes = ", ".join(SIZES)
-    names = "'B/16', 'R50+B/16', 'R50x1', 'Swin-T' or 'MViTv2-T'"
+    names = "'B/16', 'R50+B/16', 'R50x1', 'Swin-T', 'MViTv2-T' or 'LSTM-Ti/16'"
     raise ValueError(f"unknown model {name!r}: use a name like {names}. Sizes: {sizes}")
 
 
@@ -154,3 +161,5 @@ register(Family("swin", SwinConfig, Swin, configure_swin, SWIN_NAME.fullmatch, S
 register(Family("mvit", MViTConfig, MViT, configure_mvit, MVIT_NAME.fullmatch, MVIT_OPTIONS, "MViTv2-T"))
 register(Family("segmenter", SegmenterConfig, lay_out_segmenter, configure_segmenter, lambda name: False))
 register(Family("two_towers", TwoTowersConfig, lay_out_two_towers, configure_two_towers, lambda name: False))
+recurrent = (configure_recurrent, RECURRENT_NAME.fullmatch, RECURRENT_OPTIONS, "LSTM-Ti/16")
+register(Family("recurrent", RecurrentConfig, Recurrent, *recurrent))

@@ -19,6 +19,7 @@ STUDY_NAMES = (
     "resolution",
     "masked-patches",
     "original-transformer",
+    "ancestors",
     "attention-distance",
     "transfer",
     "regularisation",

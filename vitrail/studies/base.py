@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augment import AugmentSlot, Fit, Flip, RandomResizedCrop
@@ -40,6 +40,7 @@ TRAINING_PASSES = 3  # forward, backward to the inputs, backward to the weights:
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
 FAMILIES = (RESNET, HYBRID, VIT)
 MAX_COST_DIFFERENCE = 0.1  # relative to the ResNet's cost
+Config = TypeVar("Config", bound=ModelConfig)
 MakeRecipe = Callable[[GridPoint, float, int], Recipe]  # of a grid point, a learning rate and a seed
 
 
@@ -225,7 +226,7 @@ def match_cost(setup: StudySetup, bit: Mapping[str, Any], hybrid: Mapping[str, A
     return {RESNET: target, **near}
 
 
-def find_nearest_width(cost: int, build: Callable[[int], TokenConfig], step: int) -> TokenConfig:
+def find_nearest_width(cost: int, build: Callable[[int], Config], step: int) -> Config:
     """Return the model with the nearest cost among all widths that are multiples of `step`.
 
     The cost is a quadratic in the width (matrices quadratic, attention linear), so three widths determine it.

@@ -87,6 +87,8 @@ Numbers = TypedDict(
         "five-shot": Finite,
         "parameters": Finite,
         "macs": Finite,
+        "milliseconds": Finite,
+        "training milliseconds": Finite,
         "distance": list[list[float]],
         "evenly": float,
         "place": float,
