@@ -13,9 +13,9 @@ from vitrail.models.init import SCHEMES
 from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
 from vitrail.nn.block import BlockSlot, Divided, Parallel, PostNorm, PreNorm, ResPostNorm
 from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix, Tubelets
-from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection, Similarity
+from vitrail.nn.head import HeadSlot, Linear, NormLinear, PreLogits, Projection, Similarity
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
-from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
+from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, OutputMean, PoolSlot
 from vitrail.nn.position import AddedPosition, Learned1D, NoPosition, PositionSlot
 from vitrail.nn.resampling import Resampling
 from vitrail.nn.shape import Grid
@@ -57,7 +57,10 @@ class ViTConfig(TokenConfig):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if self.pool.required_tokens > self.prefix.outputs:
-            raise ValueError("the pooling reads a class token, and there is none: use prefix='class' or pool='mean'")
+            least = SLOT_NAMES["prefix"][0][self.pool.required_tokens]
+            missing = "there is none" if not self.prefix.outputs else "there is no distillation token"
+            reads = f"the pooling reads a {least.replace('+', ' and a ')} token"
+            raise ValueError(f"{reads}, and {missing}: use prefix={least!r} or pool='mean'")
         if self.init not in SCHEMES:
             raise ValueError(f"unknown initialisation {self.init!r}: use {' or '.join(SCHEMES)}")
         _ = self.shape
@@ -87,7 +90,14 @@ class ViTConfig(TokenConfig):
 
     @property
     def size_rule(self) -> tuple[int, int]:
+        if self.overlap:
+            return 1, 2 * self.embed.stride + self.overlap  # pixels of at least two patches
         return self.embed.stride, 2  # an exported graph resamples positions for at least two patches per side
+
+    @property
+    def overlap(self) -> int:
+        """Return the pixels that neighbouring patches share."""
+        return self.embed.overlap if isinstance(self.embed, Patches) else 0
 
     def grid_of(self, size: tuple[int, ...]) -> Grid:
         if self.frames is not None and len(size) == 2:
@@ -95,12 +105,14 @@ class ViTConfig(TokenConfig):
         return self.embed.grid_of(size)
 
     def describe(self) -> str:
-        size, patch = self.size, self.embed.stride
+        size, patch = self.size, self.embed.stride + self.overlap
         name = next((name for name, known in SIZES.items() if known == size), None)
         kind = "" if isinstance(self.embed, Patches) else f"{type(self.embed).__name__} + "
         if isinstance(self.embed, Tubelets):  # as in ViViT-B/16x2
             kind, patch = "", f"{patch}x{self.embed.frames}"
-        return f"{kind}{name}/{patch}" if name else f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
+        stride = f", stride {self.embed.stride}" if self.overlap else ""
+        sizes = f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
+        return f"{kind}{name}/{patch}{stride}" if name else f"{sizes}{stride}"
 
     def facts(self) -> dict[str, str]:
         block = self.block
@@ -120,7 +132,8 @@ class ViTConfig(TokenConfig):
         return {
             **clip,
             "size": f"width {size.width}, depth {size.depth}, {size.heads} heads, MLP {size.mlp}",
-            "patches": "×".join(map(str, self.shape.grid)),
+            "patches": "×".join(map(str, self.shape.grid))
+            + (f", {self.overlap} pixels overlap" if self.overlap else ""),
             "positions": str(self.position),
             **resampling,
             "prefix tokens": tokens + registers,
@@ -201,10 +214,12 @@ def name_slot(slot: str, *objects: Any) -> dict[str, Any]:
 EMBEDS = name_slot("embed", Patches, ConvStem, ConvPool)
 POSITIONS: dict[str, Any] = name_slot("position", *get_args(PositionSlot))  # the union has the order of the names
 PREFIXES: dict[str, Prefix] = name_slot("prefix", Prefix(0), Prefix(1), Prefix(2))
-POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP())
+POOLS: dict[str, PoolSlot] = name_slot(
+    "pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP(), OutputMean()
+)
 BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel(), ResPostNorm(), Divided())
 MLPS: dict[str, MLPSlot] = name_slot("mlp", GELU(), TanhGELU(), QuickGELU(), ReLU(), SwiGLU())
-HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits())
+HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits(), NormLinear())
 RESAMPLINGS: dict[str, Resampling] = dict(
     zip(
         RESAMPLING_NAMES,
@@ -217,6 +232,7 @@ RESAMPLINGS: dict[str, Resampling] = dict(
             Resampling("geometric", antialias=False),  # BEiT
             Resampling("linear", antialias=False),  # BEiT in transformers
             Resampling("nearest", antialias=False),
+            Resampling("cut", antialias=False),
         ),
         strict=True,
     )
@@ -329,7 +345,7 @@ def configure_vit(
 
     pool = get_slot("pooling", pool, POOLS) if isinstance(pool, str) else pool
     if prefix is None:
-        prefix = "class" if pool.required_tokens else "none"
+        prefix = SLOT_NAMES["prefix"][0][pool.required_tokens]
     prefix = get_slot("prefix", prefix, PREFIXES) if isinstance(prefix, str) else prefix
     prefix = replace(prefix, registers=prefix.registers + registers)
 
