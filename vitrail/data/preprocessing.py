@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitrail.data.clip import Clip
 from vitrail.data.dataset import IGNORED
+from vitrail.data.log_mel import LogMel
 from vitrail.utils.devices import constant_tensor
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class Preprocessing:
     `turn` applies the EXIF orientation. timm and transformers do not, so it is off for their checkpoints.
 
     With a `clip`, the model takes videos: every frame of a clip is prepared as an image, and tensors are [C, T, H, W].
+
+    With a `sound`, the model takes sounds: an image is a log-mel spectrogram, float32 [1, mel bins, frames], of `size`. It is
+    not scaled: values are minus `mean`, divided by `std`, which is twice the standard deviation for AST.
     """
 
     size: ImageSize = (224, 224)
@@ -71,6 +75,7 @@ class Preprocessing:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     turn: bool = False
     clip: Clip | None = field(default=None, metadata={"omit_default": True})
+    sound: LogMel | None = field(default=None, metadata={"omit_default": True})
 
     def __post_init__(self) -> None:
         for name, limit in {"size": MAX_CROP_PIXELS, "resize": MAX_PIXELS}.items():
@@ -92,6 +97,21 @@ class Preprocessing:
             raise ValueError(f"mean must be finite, got {self.mean}")
         if not all(0 < s < math.inf for s in self.std):
             raise ValueError(f"std must be finite and > 0, got {self.std}")
+        if self.sound is not None:
+            self._check_sound(self.sound)
+
+    def _check_sound(self, sound: LogMel) -> None:
+        if self.clip is not None:
+            raise ValueError("preprocessing has a clip and a sound: a model takes videos or sounds")
+        if self.channels != 1:
+            raise ValueError(f"preprocessing of sounds has one channel, got {self.channels}")
+        if self.size[0] != sound.mel_bins:
+            raise ValueError(f"preprocessing has {self.size[0]} rows, but its features have {sound.mel_bins} mel bins")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of a row, before it is normalised: float32 for sounds, uint8 for all others."""
+        return torch.uint8 if self.sound is None else torch.float32
 
     @property
     def channels(self) -> int:
@@ -195,10 +215,11 @@ class Preprocessing:
         return torch.from_numpy(np.array(self.crop_centre(resized[None], IGNORED)[0], order="C"))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Normalise uint8 [..., C, H, W], or of clips [..., C, T, H, W], to float32, on the tensor's device."""
+        """Normalise rows [..., C, H, W], or of clips [..., C, T, H, W], to float32, on the tensor's device."""
         shape = (-1, 1, 1) if self.clip is None else (-1, 1, 1, 1)
         mean, std = (constant_tensor(tuple(v), pixels.device).view(shape) for v in (self.mean, self.std))
-        return (pixels.float() / 255 - mean) / std
+        values = pixels.float() / 255 if self.sound is None else pixels
+        return (values - mean) / std
 
     def resized_size(self, height: int, width: int) -> ImageSize:
         """Return the size that an image of this size is resized to, before the crop."""
@@ -233,11 +254,16 @@ class Preprocessing:
         crop = "" if self.fit == "squash" and (h, w) == (rh, rw) else f", centre crop {h}×{w}"
         filter = self.interpolation + ("" if self.antialias else " without antialias")
         mean, std = (", ".join(f"{v:g}" for v in values) for values in (self.mean, self.std))
+        if self.sound is not None:
+            part = f"{w} frames ({self.sound.seconds(w):g} s) from the {self.sound.crop}"
+            return f"{self.sound.describe()}; {part}; mean {mean}; std {std}"
         clip = "" if self.clip is None else f"{self.clip.describe()}; "
         return f"{clip}{resize}, {filter} ({self.engine}){crop}; mean {mean}; std {std}"
 
     def with_size(self, size: ImageSize) -> "Preprocessing":
         """Return the preprocessing for another image size, with the same share of the image cropped."""
+        if self.sound is not None:
+            return replace(self, size=size, resize=size, sound=replace(self.sound, mel_bins=size[0]))
         resize = (round(self.resize[0] * size[0] / self.size[0]), round(self.resize[1] * size[1] / self.size[1]))
         return replace(self, size=size, resize=(max(size[0], resize[0]), max(size[1], resize[1])))
 
@@ -257,6 +283,12 @@ class Preprocessing:
             return replace(self, mean=(sum(self.mean) / self.channels,), std=(sum(self.std) / self.channels,))
         mean, std = ((v * channels)[:channels] for v in (self.mean, self.std))
         return replace(self, mean=mean, std=std)
+
+
+def sound_preprocessing(sound: LogMel, frames: int, mean: float, std: float) -> Preprocessing:
+    """Return the preprocessing of sounds for a model of `frames` frames: the features minus `mean`, divided by `std`."""
+    size = (sound.mel_bins, frames)
+    return Preprocessing(size, size, "squash", mean=(mean,), std=(std,), sound=sound)
 
 
 def convert_image(image: Image.Image, channels: int) -> Image.Image:
