@@ -145,6 +145,11 @@ class ViT(TokenModel):
 
         return inflate(self, frames, tubelet, mode, attention)
 
+    def take_spectrograms(self, image_size: tuple[int, int] = (128, 1024), overlap: int | None = None) -> Model:
+        from vitrail.models.spectrograms import take_spectrograms
+
+        return take_spectrograms(self, image_size, overlap)
+
     def merge_tokens(self, r: int) -> nn.Module:
         from vitrail.models.token_merging import merge_model
 
