@@ -94,7 +94,10 @@ def test_preprocessing_of_a_sound() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"sample_rate": 0}, "sound sample_rate must be 100 to 384,000, got 0"), ({"crop": "end"}, "unknown sound crop")],
+    [
+        ({"sample_rate": 0}, "sound sample_rate must be 100 to 384,000, got 0"),
+        ({"align": "end"}, "unknown sound align"),
+    ],
 )
 def test_wrong_features_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):

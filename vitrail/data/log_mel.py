@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-CROPS = ("start", "centre")
+ALIGNMENTS = ("start", "centre")
 LOW_HZ = 20.0  # lower edge of the first mel filter
 PREEMPHASIS = 0.97
 FLOOR = 2.0**-23  # smallest energy, before the logarithm
@@ -27,23 +27,23 @@ class LogMel:
     do not fill a frame are left out. A frame loses its mean, is pre-emphasised, weighted with a Hann window and padded to the
     next power of two; its power spectrum is summed under `mel_bins` triangles on the mel scale, from 20 Hz to half the rate.
 
-    Of a sound that is longer than the model's input, `crop` "start" takes the beginning, as transformers does, and "centre" the
-    middle. A shorter one is padded at its end with zeros.
+    Of a sound that is longer than the model's input, `align` "start" takes the beginning, as transformers does, and "centre" the
+    middle. A shorter one is padded with zeros: at its end, or on both sides.
     """
 
     sample_rate: int = 16_000  # Hz
     mel_bins: int = 128
     frame_length: int = 400  # samples: 25 ms at 16 kHz
     frame_shift: int = 160  # samples: 10 ms at 16 kHz
-    crop: Literal["start", "centre"] = field(default="start", metadata={"omit_default": True})
+    align: Literal["start", "centre"] = field(default="start", metadata={"omit_default": True})
 
     def __post_init__(self) -> None:
         limits = {"sample_rate": (100, MAX_RATE), "mel_bins": (1, MAX_BINS), "frame_length": (2, MAX_WINDOW)}
         for name, (least, most) in (limits | {"frame_shift": (1, MAX_WINDOW)}).items():
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"sound {name} must be {least:,} to {most:,}, got {getattr(self, name)}")
-        if self.crop not in CROPS:
-            raise ValueError(f"unknown sound crop {self.crop!r}: use {', '.join(CROPS)}")
+        if self.align not in ALIGNMENTS:
+            raise ValueError(f"unknown sound align {self.align!r}: use {', '.join(ALIGNMENTS)}")
 
     @property
     def fft_length(self) -> int:
@@ -65,6 +65,10 @@ class LogMel:
     def frequencies(self) -> list[float]:
         """Return the centre frequency of each mel bin in Hz."""
         return to_hertz(mel_edges(self)[1:-1]).tolist()
+
+    def find_start(self, total: int, frames: int) -> int:
+        """Return the first of the `frames` columns that a model sees of `total`; < 0 where a sound is padded before it."""
+        return 0 if self.align == "start" else (total - frames) // 2
 
     def describe(self) -> str:
         """Return the features in words."""
@@ -89,9 +93,10 @@ def log_mel(waveform: Tensor, sound: LogMel) -> Tensor:
 
 
 def fit_frames(spectrogram: Tensor, frames: int, start: int = 0) -> Tensor:
-    """Return `frames` columns of a spectrogram [..., mel bins, T] from `start` on, padded at the end with PADDING."""
-    cut = spectrogram[..., start : start + frames]
-    return torch.nn.functional.pad(cut, (0, frames - cut.shape[-1]), value=PADDING)
+    """Return `frames` columns of a spectrogram [..., mel bins, T] from `start` on, which may be < 0; outside it is PADDING."""
+    cut = spectrogram[..., max(0, start) : max(0, start + frames)]
+    left = min(frames, max(0, -start))
+    return torch.nn.functional.pad(cut, (left, frames - left - cut.shape[-1]), value=PADDING)
 
 
 def to_mel(hertz: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from vitrail.utils.devices import constant_tensor
 
 if TYPE_CHECKING:
     from vitrail.data.images import ImageLike
+    from vitrail.data.sound import Sound
     from vitrail.data.video import Video
 
 ImageSize = tuple[int, int]  # height, width
@@ -127,18 +128,24 @@ class Preprocessing:
         """Return the shape of a sample at evaluation: of its pixels, or of those of several views, (V, C, T, H, W)."""
         return self.shape if self.clip is None or self.clip.views == 1 else (self.clip.views, *self.shape)
 
-    def __call__(self, image: "ImageLike | Video | Sequence[ImageLike | Video]") -> Tensor:
+    def __call__(self, image: "ImageLike | Video | Sound | Sequence[ImageLike | Video | Sound]") -> Tensor:
         """Convert an image to the normalised float32 tensor [C, H, W], or a list of images to a batch [B, C, H, W].
 
         An image is a path, bytes, a PIL image, or the pixels of one: an array [H, W, C] or a tensor [C, H, W]. With a clip, a
-        video is a path, the bytes of a file, an array [T, H, W, C] or an opened video; the tensor is [C, T, H, W].
+        video is a path, the bytes of a file, an array [T, H, W, C] or an opened video; the tensor is [C, T, H, W]. With a
+        sound, it is a path, the bytes of a file, a waveform [n] or [n, channels] at the model's rate, or an opened sound; the
+        tensor is [1, mel bins, frames].
         """
         from vitrail.data.decode import name_image_errors
         from vitrail.data.images import name_image, to_image
+        from vitrail.data.sound import to_sound
         from vitrail.data.video import to_video
 
         if isinstance(image, list | tuple):
             return torch.stack([self(each) for each in image])
+        if self.sound is not None:
+            with to_sound(image, self.sound.sample_rate) as sound:
+                return self.normalise(self.to_pixels(sound))
         if self.clip is not None:
             with to_video(image) as video:
                 return self.normalise(self.to_pixels(video))
@@ -147,22 +154,39 @@ class Preprocessing:
         with name_image_errors(name_image(image)), to_image(image, name_image(image)) as opened:
             return self.normalise(self.to_pixels(opened))
 
-    def to_pixels(self, image: "Image.Image | Video") -> Tensor:
-        """Resize and crop the image, uint8 [C, H, W], or the frames of the central clip of a video, [C, T, H, W]."""
+    def to_pixels(self, image: "Image.Image | Video | Sound") -> Tensor:
+        """Resize and crop the image, uint8 [C, H, W], or the frames of the central clip of a video, [C, T, H, W].
+
+        Of a sound return the spectrogram, float32 [1, mel bins, frames].
+        """
+        self.check_item(image)
+        if self.sound is not None:
+            sound: Any = image
+            start = self.sound.find_start(sound.count_frames(self.sound), self.size[1])
+            return sound.spectrogram(self.sound, start, self.size[1])[None]
         if self.clip is not None:
             return replace(self, clip=replace(self.clip, clips=1, crops=1)).to_views(image)[0]
-        if not isinstance(image, Image.Image):
-            raise ValueError("the model takes images, got a video: give images, or a model that takes clips")
+        assert isinstance(image, Image.Image)
         return self._crop_view(self._resize_image(image), 0, 1)
 
-    def to_views(self, video: "Image.Image | Video") -> Tensor:
+    def check_item(self, item: object) -> None:
+        """Raise ValueError unless the item is what the model takes: an image, an opened video or an opened sound."""
+        from vitrail.data.sound import Sound
+        from vitrail.data.video import Video
+
+        got = "a video" if isinstance(item, Video) else "a sound" if isinstance(item, Sound) else "an image"
+        takes = "images" if self.clip is None else f"clips of {self.clip.frames} frames"
+        if (self.sound is not None) != (got == "a sound") or (self.clip is not None) != (got == "a video"):
+            raise ValueError(f"the model takes {takes if self.sound is None else 'sounds'}, got {got}")
+
+    def to_views(self, video: "Image.Image | Video | Sound") -> Tensor:
         """Resize and crop the frames of all views of a video, uint8 [V, C, T, H, W]: the clips, each with its crops."""
         from vitrail.data.video import Video, read_clip
 
-        if self.clip is None or not isinstance(video, Video):
-            takes = "images" if self.clip is None else f"clips of {self.clip.frames} frames"
-            raise ValueError(f"the model takes {takes}, got {'a video' if isinstance(video, Video) else 'an image'}")
+        self.check_item(video)
         clip = self.clip
+        if clip is None or not isinstance(video, Video):
+            raise ValueError("only models that take clips have several views of a video")
 
         def make_crops(frame: Image.Image) -> Tensor:  # [crops, C, H, W]
             resized = self._resize_image(frame)
@@ -196,10 +220,10 @@ class Preprocessing:
             pixels = pixels[(slice(None),) * (1 + axis) + (slice(start, start + self.size[axis]),)]
         return torch.from_numpy(np.array(self.crop_centre(pixels), order="C"))
 
-    def to_row(self, image: "Image.Image | Video", mask: np.ndarray | None) -> Tensor:
+    def to_row(self, image: "Image.Image | Video | Sound", mask: np.ndarray | None) -> Tensor:
         """Return the pixels of an image, uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W].
 
-        Of a video, the row is its clip, [C, T, H, W], or its views, [V, C, T, H, W].
+        Of a video, the row is its clip, [C, T, H, W], or its views, [V, C, T, H, W]; of a sound, its spectrogram.
         """
         from vitrail.data.decode import read_orientation, to_stored_mask
 
@@ -255,7 +279,7 @@ class Preprocessing:
         filter = self.interpolation + ("" if self.antialias else " without antialias")
         mean, std = (", ".join(f"{v:g}" for v in values) for values in (self.mean, self.std))
         if self.sound is not None:
-            part = f"{w} frames ({self.sound.seconds(w):g} s) from the {self.sound.crop}"
+            part = f"{w} frames ({self.sound.seconds(w):g} s) from the {self.sound.align}"
             return f"{self.sound.describe()}; {part}; mean {mean}; std {std}"
         clip = "" if self.clip is None else f"{self.clip.describe()}; "
         return f"{clip}{resize}, {filter} ({self.engine}){crop}; mean {mean}; std {std}"

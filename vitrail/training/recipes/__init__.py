@@ -17,6 +17,7 @@ NAMES = (
     "segment",
     "regress",
     "video",
+    "sound",
     "paper-imagenet",
     "paper-finetune",
     "plain-s16",
