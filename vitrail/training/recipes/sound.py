@@ -17,6 +17,7 @@ from vitrail.data.preprocessing import Preprocessing, sound_preprocessing
 from vitrail.data.transforms.augment import AugmentSlot
 from vitrail.data.transforms.spectrogram import SpecAugment, SpectrogramWarp
 from vitrail.models.base import ModelConfig
+from vitrail.models.spectrograms import configure_spectrograms
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import Muon
 from vitrail.training.recipe import Data, Facts, Recipe
@@ -55,13 +56,28 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     )
 
 
-def choose_preprocessing(facts: Facts) -> Preprocessing:
+def adapt_to_sounds(facts: Facts) -> tuple[ModelConfig, Preprocessing]:
+    """Return the model of a checkpoint for spectrograms of the data's sounds, and its preprocessing.
+
+    A model of images becomes one of spectrograms with 128 mel bins, as the Audio Spectrogram Transformer.
+    """
+    init, stored = common.configure_init(facts), facts.init_preprocessing
+    if stored is not None and stored.sound is not None:
+        preprocessing = choose_preprocessing(facts)
+        return init.with_image_size(preprocessing.size), preprocessing
+    preprocessing = choose_preprocessing(facts, 128)
+    model = configure_spectrograms(init, preprocessing.size).with_classes(facts.classes)
+    facts.chosen.append(f"{init.describe()} as {model.describe()}: weights of images, for spectrograms")
+    return model, preprocessing
+
+
+def choose_preprocessing(facts: Facts, least_bins: int = 64) -> Preprocessing:
     """Return the preprocessing of the checkpoint, or features for the rate and the length of the sounds."""
     stored = facts.init_preprocessing
     if stored is not None and stored.sound is not None:
         return stored.with_size(facts.choose("size", stored.size, "size of the checkpoint"))
     rate = min(MAX_RATE, facts.sample_rate or MAX_RATE)
-    bins = 64 if rate <= SPEECH_RATE else 128
+    bins = least_bins if rate <= SPEECH_RATE else 128
     longest = 100 * (facts.seconds or 1.0)  # frames
     frames = min(MAX_FRAMES, max(MIN_FRAMES, 16 * round(longest / 16 + 0.49)))
     why = f"mel bins of sounds at {rate:,} Hz, and frames of 10 ms for {longest / 100:.3g} s"
