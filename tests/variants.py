@@ -66,6 +66,7 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "pre-logits": {"head": "pre-logits"},
     "features": {"classes": None},
     "grey": {"channels": 1},
+    "spectrogram": {"embed": Patches(8, overlap=1), "pool": "output-mean", "head": "norm-linear", "channels": 1},
     "deit init": {"init": "deit"},
 }
 

@@ -27,7 +27,7 @@ def test_every_variant_can_be_looked_at(slot):
     x = pictures(model)
     seen = trace_image(model, x, at=(2, 5))
     prefix, has_classes = model.config.prefix.count, model.config.classes is not None
-    assert (seen.grid, seen.patch, seen.prefix) == ((4, 6), 8, prefix)
+    assert (seen.grid, seen.patch, seen.prefix) == ((4, 6), model.embed.stride, prefix)
     shapes = {
         "attention": (2, 2, 4, 6),
         "attention_at": (2, 2, 4, 6),
@@ -61,7 +61,8 @@ def test_every_variant_can_be_looked_at(slot):
     with record_attention(model) as maps, torch.no_grad():
         answer = model(x)
     full = torch.stack([maps[layer][0] for layer in maps])  # [L, H, T, T]
-    reader = full[:, :, 0] if seen.reader == "class token" else full[:, :, prefix:].mean(2)
+    readers = {"class token": full[:, :, :1], "output tokens": full[:, :, :2], "mean of patches": full[:, :, prefix:]}
+    reader = readers[seen.reader].mean(2)
     np.testing.assert_allclose(seen.attention, reader[..., prefix:].unflatten(-1, (4, 6)), atol=1e-6)
     np.testing.assert_allclose(seen.attention_at, full[:, :, prefix + 17, prefix:].unflatten(-1, (4, 6)), atol=1e-6)
     np.testing.assert_allclose(seen.between, full[:, :, prefix:, prefix:], atol=1e-3)

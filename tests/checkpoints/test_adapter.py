@@ -26,6 +26,7 @@ from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.lora import merge_lora, tune
 from vitrail.nn.block import PreNorm
+from vitrail.nn.embed import Patches
 from vitrail.utils.json import to_json
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'vitrail[peers]'")
@@ -49,6 +50,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "BeitForImageClassification",
     ),
+    "ast": (
+        {"embed": Patches(4, overlap=1), "pool": "output-mean", "head": "norm-linear", "channels": 1},
+        "ASTForAudioClassification",
+    ),
 }
 SIZES: dict[str, Any] = {"patch": 4, "width": 16, "depth": 2, "heads": 2, "classes": 5, "image_size": 16}
 IMAGE = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(5))
@@ -59,7 +64,7 @@ def base(tmp_path: Path, family: str = "vit", **changes: Any) -> vitrail.Model:
     torch.manual_seed(1)
     model = vitrail.build(None, **(SIZES | FAMILIES[family][0] | changes)).eval()
     spread(model)
-    model.preprocessing = Preprocessing((16, 16), (16, 16))
+    model.preprocessing = Preprocessing((16, 16), (16, 16)).with_channels(model.config.channels)
     vitrail.save(model, tmp_path / "base.safetensors")
     convert(tmp_path / "base.safetensors", tmp_path / "base", "hf")
     return model
@@ -84,7 +89,9 @@ def tuned(model: vitrail.Model, how: str = "lora-4") -> vitrail.Model:
 
 @torch.inference_mode()
 def logits(model: Any, image: Tensor = IMAGE) -> Tensor:
-    outputs = model.eval()(image)
+    if hasattr(model.config, "num_mel_bins"):  # transformers' AST takes [B, frames, mel bins]
+        image = image[:, 0].mT
+    outputs = model.eval()(image[:, : model.config.channels] if isinstance(model, vitrail.Model) else image)
     return outputs if isinstance(outputs, Tensor) else outputs.logits
 
 
@@ -173,7 +180,7 @@ def test_peft_adapters_give_peft_logits_here(tmp_path: Path, settings: dict[str,
     close(logits(vitrail.load(tmp_path / "base", adapter=tmp_path / "theirs")), expected)
 
 
-@pytest.mark.parametrize("family", ["deit", "dinov2", "swiglu", "beit"])
+@pytest.mark.parametrize("family", ["deit", "dinov2", "swiglu", "beit", "ast"])
 def test_peft_adapters_of_other_families(tmp_path: Path, family: str) -> None:
     base(tmp_path, family)
     leaves = ["q_proj", "k_proj", "v_proj", "o_proj"]

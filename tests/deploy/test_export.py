@@ -202,7 +202,11 @@ def test_graphs_of_any_size_resample_by_the_rule_of_the_model(name):
 
 
 def test_variants_without_dynamic_size_are_rejected_by_name(tmp_path):
-    for model, name in ((small_hybrid(), "Hybrid"), (tiny(embed="conv-stem"), "ConvStem")):
+    for model, name in (
+        (small_hybrid(), "Hybrid"),
+        (tiny(embed="conv-stem"), "ConvStem"),
+        (tiny(embed=Patches(8, overlap=2)), "overlap"),
+    ):
         with pytest.raises(ValueError, match=f"dynamic_size= does not support {name}"):
             export(model, contract_of(model), tmp_path / "a.onnx", target="onnx", dynamic_size=True)
     model = tiny()

@@ -26,7 +26,7 @@ def test_multiply_adds_agree_with_torchs_counter_on_every_slot(slots):
     assert count(config, 3).macs == counted_by_torch(config, 3)
 
 
-@pytest.mark.parametrize("name", ["B/16", "L/32", "R50+B/16", "R26+S/32", "R+Ti/16", "R50x1", "R14x0.25"])
+@pytest.mark.parametrize("name", ["B/16", "L/32", "R50+B/16", "R26+S/32", "R+Ti/16", "R50x1", "R14x0.25", "AST-B/16"])
 def test_multiply_adds_agree_with_torchs_counter_on_named_models(name):
     config = configure(name)
     assert count(config).macs == counted_by_torch(config, 1)

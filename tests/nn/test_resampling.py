@@ -66,6 +66,15 @@ def test_google_is_the_zoom_of_scipy():
         np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
 
 
+def test_ast_cuts_from_the_middle_and_interpolates_linearly():
+    table, rule = torch.randn(2, 12, 101), RESAMPLINGS["ast"]
+    assert torch.equal(resample_table(table, (12, 64), rule), table[..., 50 - 32 : 50 + 32])
+    assert torch.equal(resample_table(table, (5, 101), rule), table[:, 6 - 2 : 6 + 3])
+    wanted = F.interpolate(table[None], (12, 130), mode="bilinear")[0]
+    assert torch.equal(resample_table(table, (12, 130), rule), wanted)
+    torch.testing.assert_close(resample_table(table, (7, 130), rule), wanted[:, 6 - 3 : 6 + 4])
+
+
 def test_dino_adds_a_tenth_of_a_patch_to_the_scale():
     table = torch.randn(1, 3, 4, 4)
     wanted = F.interpolate(table, scale_factor=(6.1 / 4, 3.1 / 4), mode="bicubic")
@@ -82,7 +91,10 @@ def test_tables_keep_their_precision():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "cubic"}, "kind of resampling must be 'bicubic', 'linear', 'geometric' or 'nearest', got 'cubic'"),
+        (
+            {"kind": "cubic"},
+            "kind of resampling must be 'bicubic', 'linear', 'geometric', 'nearest' or 'cut', got 'cubic'",
+        ),
         ({"kind": "nearest"}, "nearest resampling supports none of antialias, align_corners and an offset"),
         ({"antialias": False, "offset": 1.5}, "offset of resampling must be at least 0 and below 1, got 1.5"),
         ({"offset": 0.1}, "only one of antialias, align_corners and an offset"),

@@ -45,8 +45,7 @@ class InspectedModel:
     @property
     def grid(self) -> Grid:
         """Return the grid of patches at the preprocessing size."""
-        height, width = (side // self.model.embed.stride for side in self.preprocessing.size)
-        return height, width
+        return self.model.config.grid_of(self.preprocessing.size)
 
     def iter_batches(
         self, images: Images, read: list[int], skipped: list[str], stage: str, on_progress: ProgressCallback | None

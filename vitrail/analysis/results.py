@@ -17,7 +17,7 @@ class ImageTrace:
     grid: Grid  # h, w
     patch: int  # side of a patch in pixels
     prefix: int  # tokens before the patches
-    reader: str  # query of `attention`: "class token", or "mean of patches" in a model without one
+    reader: str  # query of `attention`: "class token", "output tokens" (AST), or "mean of patches" without them
     logits: np.ndarray | None = None  # [K]
     attention: np.ndarray | None = None  # [L, H, h, w]: of the reader to every patch; sums to at most 1
     at: tuple[int, int] | None = None  # row and column of the selected patch

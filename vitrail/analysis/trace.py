@@ -138,7 +138,8 @@ def find_patch(model: nn.Module, x: int, y: int, size: tuple[int, int] | None = 
     height, width = vit.config.image_size if size is None else size
     if not (0 <= x < width and 0 <= y < height):
         raise ValueError(f"pixel must be 0,0 to {width - 1},{height - 1}, got {x},{y}")
-    return y // vit.embed.stride, x // vit.embed.stride
+    rows, columns = vit.config.grid_of((height, width))
+    return min(y // vit.embed.stride, rows - 1), min(x // vit.embed.stride, columns - 1)
 
 
 @dataclass
@@ -158,7 +159,7 @@ class ImageTracer:
     def __post_init__(self) -> None:
         self.prefix, self.patches = self.vit.config.prefix.count, self.grid[0] * self.grid[1]
         self.patch_index = None if self.at is None else self.at[0] * self.grid[1] + self.at[1]
-        self.reads_class_token = self.vit.config.pool.required_tokens > 0
+        self.output_tokens = self.vit.config.pool.required_tokens  # that the pooling reads
 
     def trace(self) -> ImageTrace:
         vit, depth = self.vit, len(self.vit.blocks)
@@ -183,7 +184,7 @@ class ImageTracer:
             self.grid,
             vit.embed.stride,
             self.prefix,
-            "class token" if self.reads_class_token else "mean of patches",
+            ("mean of patches", "class token", "output tokens")[self.output_tokens],
             at=self.at,
             between_grid=heads.coarsen_grid(self.grid, self.max_cells)[0] if "between" in self.results else None,
             frequencies=to_numpy(tokens.grid_frequencies(self.grid)) if "spectrum" in self.results else None,
@@ -233,10 +234,10 @@ class ImageTracer:
             return torch.autograd.grad(logits[target], z)[0]
 
     def reader_weights(self) -> Tensor:
-        """Return the weights of the queries that are read: the class token's, or the mean of the patches, [T]."""
+        """Return the weights of the queries that are read: the output tokens', or the mean of the patches, [T]."""
         row = torch.zeros(self.prefix + self.patches, device=self.image.device)
-        if self.reads_class_token:
-            row[0] = 1
+        if self.output_tokens:
+            row[: self.output_tokens] = 1 / self.output_tokens
         else:
             row[self.prefix :] = 1 / self.patches
         return row

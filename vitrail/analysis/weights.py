@@ -20,7 +20,7 @@ from vitrail.nn.shape import Grid
 def get_filter_weights(embed: nn.Module, channels: int) -> tuple[Tensor, str]:
     """Return the first filters that see pixels, [D, C, P, P], and their name."""
     if isinstance(embed, PatchEmbedding):
-        return embed.projection.weight.unflatten(1, (channels, embed.stride, embed.stride)), "patch projection"
+        return embed.projection.weight.unflatten(1, (channels, embed.patch, embed.patch)), "patch projection"
     first = next(module for module in embed.modules() if isinstance(module, nn.Conv2d))
     weight = first.weight
     if first.stride == first.kernel_size:

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from vitrail.checkpoints.artifact import parse_labels_and_preprocessing
-from vitrail.checkpoints.formats import LabelsAndPreprocessing
+from vitrail.checkpoints.formats import LabelsAndPreprocessing, ast
 from vitrail.checkpoints.formats.beit import is_beit
 from vitrail.checkpoints.formats.transformers import choose_family
 from vitrail.checkpoints.io import safetensors
 from vitrail.checkpoints.io.source import checkpoint_error, parse_json, read_json
 from vitrail.checkpoints.keys import build_meta_state
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.base import ModelConfig, State, TokenConfig, TokenModel
+from vitrail.models.base import ModelConfig, State, TokenConfig, TokenModel, is_classifier
 from vitrail.models.lora import LowRank
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.position import RotaryDINOv3
@@ -75,12 +75,14 @@ class Adapter:
     @property
     def classes(self) -> int | None:
         """Return the number of classes of its head, or None without a head."""
-        return next((len(tensor) for name, tensor in self.head.items() if name.endswith("weight")), None)
+        weights = (t for name, t in self.head.items() if name.endswith("weight") and is_classifier(name))
+        return next(map(len, weights), None)
 
 
 def map_modules(config: TokenConfig, naming: TransformersNaming, root: str | None = None) -> dict[str, RowSlice]:
     """Return the rows of our matrices that each of their modules is."""
     family = "beit" if is_beit(config) else choose_family(config)
+    family = ast.ROOT.removesuffix(".") if ast.is_ast(config) else family
     rotary = isinstance(config.position, RotaryDINOv3)
     dino, new, gated = family.startswith("dinov2"), naming == "transformers 5", isinstance(config.block.mlp, SwiGLU)
     if new or rotary:
@@ -113,6 +115,8 @@ def map_modules(config: TokenConfig, naming: TransformersNaming, root: str | Non
 
 def map_heads(config: TokenConfig) -> dict[str, str]:
     """Return the names of their classifiers and of ours."""
+    if ast.is_ast(config):
+        return {"classifier.dense": "head.linear", "classifier.layernorm": "head.pre_logits"}
     if config.prefix.outputs == 2:
         return {"cls_classifier": "head.label", "distillation_classifier": "head.teacher"}
     return {"classifier": "head"}
@@ -306,8 +310,8 @@ def _check_head(head: Mapping[str, Tensor], heads: Mapping[str, str], path: Path
     if len(head) != 2 * len(heads):
         raise checkpoint_error(path, f"its head lacks {2 * len(heads) - len(head)} tensors: save the adapter again")
     shapes = {name: list(tensor.shape) for name, tensor in head.items()}
-    weights = [shapes[f"{ours}.weight"] for ours in heads.values()]
-    biases = [shapes[f"{ours}.bias"] for ours in heads.values()]
+    layers = [ours for ours in heads.values() if is_classifier(f"{ours}.weight")]
+    weights, biases = ([shapes[f"{ours}.{kind}"] for ours in layers] for kind in ("weight", "bias"))
     classes = weights[0][:1]
     fit = all(len(shape) == 2 and shape[:1] == classes for shape in weights) and biases == [classes] * len(biases)
     if classes in ([], [0]) or not fit:

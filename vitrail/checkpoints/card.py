@@ -11,6 +11,7 @@ from typing import Any
 from vitrail.checkpoints.artifact import CheckpointContract
 from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, open_and_detect
 from vitrail.checkpoints.formats import timm
+from vitrail.checkpoints.formats.ast import is_ast
 from vitrail.checkpoints.hub import format_error, import_hub, parse_address
 from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.checkpoints.load import load, save
@@ -219,13 +220,16 @@ def _render_timm_usage(contract: CheckpointContract, repo: str) -> str:
 
 def _render_transformers_usage(contract: CheckpointContract, repo: str) -> str:
     kinds = {"classes": "AutoModelForImageClassification", "masks": "AutoModelForUniversalSegmentation"}
+    processor, variable = "AutoImageProcessor", "processor"
+    if is_ast(contract.config):
+        kinds, processor, variable = {"classes": "AutoModelForAudioClassification"}, "AutoFeatureExtractor", "extractor"
     body = "AutoModel" if contract.config.classes is None else kinds[contract.config.output_kind]
     towers = "" if contract.config.text_tower is None else " --text-tower"
     return (
         f"In transformers:\n\n```console\n$ vitrail convert hf://{repo} transformers --to hf{towers}\n```\n\n```python\n"
-        f"from transformers import AutoImageProcessor, {body}\n\n"
+        f"from transformers import {processor}, {body}\n\n"
         f'model = {body}.from_pretrained("transformers")\n'
-        'processor = AutoImageProcessor.from_pretrained("transformers")\n```'
+        f'{variable} = {processor}.from_pretrained("transformers")\n```'
     )
 
 

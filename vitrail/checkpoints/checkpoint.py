@@ -19,7 +19,7 @@ from vitrail.checkpoints.artifact import (
     read_contract,
 )
 from vitrail.checkpoints.detect import FORMATS, TOWER_FORMATS, Detection, detect_format, match_artifact
-from vitrail.checkpoints.formats import FILE_NAME_KEY, PERIODS_KEY, clip, get_object, timm, transformers
+from vitrail.checkpoints.formats import FILE_NAME_KEY, PERIODS_KEY, ast, clip, get_object, timm, transformers
 from vitrail.checkpoints.io import INDEX_FILES, WEIGHT_FILES, open_checkpoint
 from vitrail.checkpoints.io.safetensors import SafetensorsFile
 from vitrail.checkpoints.io.source import TensorFile
@@ -34,7 +34,7 @@ from vitrail.models.vit_config import parse_resampling
 ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
 ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window", "periods", "block")
-ARCHITECTURE_KEYS += ("frames",)  # of a clip
+ARCHITECTURE_KEYS += ("frames", "stride")  # of a clip; of overlapping patches
 ARCHITECTURE_KEYS += ("text_heads", "text_gelu", "text_eps", "text_token")  # of a text tower
 PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
@@ -290,7 +290,8 @@ def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[st
     """Return the pipeline of the format's settings or its published default, and its source; `assume` overrides both."""
     form = next(form for form in (*FORMATS, *TOWER_FORMATS) if form.name == detection.format)
     config, size = detection.config, detection.config.image_size
-    if pipeline := transformers.parse_preprocessing(source.settings, size):
+    parsers = (ast.parse_preprocessing, transformers.parse_preprocessing)
+    if pipeline := next(filter(None, (parse(source.settings, size) for parse in parsers)), None):
         why = "preprocessor_config.json"
     elif pipeline := timm.parse_labels_and_preprocessing(source.settings, size)[1]:
         why = "config.json"
@@ -327,6 +328,7 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
         "crop": float,
         "window": int,
         "frames": int,
+        "stride": int,
         "text_heads": int,
         "text_eps": float,
         "text_token": int,
@@ -348,7 +350,7 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"invalid value assume={{{name!r}: {given[name]!r}}}: see `vitrail describe --help`"
             ) from None
     limits: dict[str, float] = {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1, "window": 1_000}
-    for name, most in (limits | {"frames": 100_000, "text_heads": 100_000, "text_eps": 1}).items():
+    for name, most in (limits | {"frames": 100_000, "stride": 100_000, "text_heads": 100_000, "text_eps": 1}).items():
         if name in parsed and not 0 < parsed[name] <= most:
             raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")
     if 0 < parsed.get("crop", 1) < 0.01:

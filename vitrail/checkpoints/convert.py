@@ -249,6 +249,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
     if config.frames is not None:
         facts["frames"] = config.frames
     if isinstance(config, TokenConfig):
+        if getattr(config.embed, "overlap", 0):
+            facts["stride"] = config.stride
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
@@ -339,9 +341,13 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
 
 
 def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
-    """Return the photograph preprocessed for the model, [1, C, H, W]; for clips moving sideways, [1, C, T, H, W]."""
+    """Return the photograph preprocessed for the model, [1, C, H, W]; for clips moving sideways, [1, C, T, H, W].
+
+    For a model of sounds it stands for a spectrogram.
+    """
     config = contract.config
-    pipeline = replace(contract.preprocessing or Preprocessing(config.image_size, config.image_size), clip=None)
+    default, given = Preprocessing(config.image_size, config.image_size), contract.preprocessing
+    pipeline = default if given is None or given.sound is not None else replace(given, clip=None)
     if pipeline.channels not in (1, 3, 4):
         pipeline = pipeline.with_channels(3)
     try:

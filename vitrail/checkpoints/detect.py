@@ -9,6 +9,7 @@ from typing import Any
 from vitrail.checkpoints import formats, keys
 from vitrail.checkpoints.artifact import TOKENIZER_TENSOR
 from vitrail.checkpoints.formats import (
+    ast,
     beit,
     clip,
     clip_transformers,
@@ -34,7 +35,7 @@ from vitrail.models.registry import configure
 # In the order in which they are tried.
 CLIPS = (videomae, vivit, timesformer)
 PROJECTS = (
-    *(*CLIPS, dinov3, eva, beit, timm, transformers, clip_transformers, google, torchvision, clip),
+    *(*CLIPS, ast, dinov3, eva, beit, timm, transformers, clip_transformers, google, torchvision, clip),
     *(vit_pytorch, swin, mvit, eomt),
 )
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)

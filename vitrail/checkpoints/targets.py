@@ -14,6 +14,7 @@ from vitrail.checkpoints.artifact import CheckpointContract
 from vitrail.checkpoints.formats import (
     GELUS,
     Reasons,
+    ast,
     beit,
     clip,
     dinov3,
@@ -77,19 +78,26 @@ def write_transformers_directory(
         settings = dinov3.build_settings(config, dtype)
     elif config.frames is not None:
         settings = choose_clip_project(config).build_settings(config.require_tokens("transformers", clips=True), dtype)
+    elif ast.is_ast(config):
+        settings = ast.build_settings(config.require_tokens("transformers' format"), dtype)
     elif beit.is_beit(config):
         settings = beit.build_settings(config.require_tokens("transformers' format"), dtype)
     else:
         settings = transformers.build_settings(config.require_tokens("transformers' format"), dtype)
-    files = transformers.build_files(
-        settings | dict(more or {}), config.classes, contract.labels, contract.preprocessing
-    )
+    files = transformers.build_files(settings | dict(more or {}), config.classes, contract.labels)
+    if contract.preprocessing is not None:
+        files["preprocessor_config.json"] = build_preprocessor_config(contract.preprocessing)
     if config.frames is not None and "preprocessor_config.json" in files:
         files["preprocessor_config.json"]["image_processor_type"] = "VideoMAEImageProcessor"
     if contract.tokenizer is not None:
         files |= towers.build_tokenizer_files(contract.tokenizer)
     for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def build_preprocessor_config(pipeline: Preprocessing) -> dict[str, Any]:
+    """Return preprocessor_config.json: of an image processor, or of a feature extractor of sounds."""
+    return transformers.build_processor_config(pipeline) if pipeline.sound is None else ast.build_extractor(pipeline)
 
 
 @dataclass(frozen=True)
@@ -213,6 +221,9 @@ EVA_TARGET = ConversionTarget(
     resampling=lambda config: "timm",
     restate_bias=lambda config, state: (config, state),
 )
+AST_TARGET = ConversionTarget(
+    ast.TITLE, ast.list_limits, ast.build_table, suffixes=(), write=write_transformers_directory
+)
 TARGETS["dinov3"] = DINOV3_TARGETS["dinov3"]
 
 
@@ -307,6 +318,8 @@ def get_target(to: str, config: ModelConfig) -> ConversionTarget:
         return DINOV3_TARGETS.get(to, TARGETS[to])
     if beit.is_beit(config):
         return BEIT_TARGETS.get(to, TARGETS[to])
+    if ast.is_ast(config):
+        return AST_TARGET if to == "hf" else TARGETS[to]
     is_eva = isinstance(config.position, RotaryEVA02) or not any(eva.list_limits(config).values())
     return EVA_TARGET if to == "timm" and is_eva else TARGETS[to]
 
@@ -325,7 +338,7 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
     if to == "vitrail":
         return
     if to == "hf" and pipeline is not None:
-        transformers.build_processor_config(pipeline)
+        build_preprocessor_config(pipeline)
     target = get_target(to, config)
     if config.family not in target.families:
         raise refuse(config, f"the format of {target.title}", "use --to vitrail")
@@ -333,7 +346,7 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
         build_target_table(to, config)
         return
     config, _ = restate_model(target, config, None)
-    limits = {**list_vitrail_only(config), **target.list_limits(config)}
+    limits = {**list_vitrail_only(config, target), **target.list_limits(config)}
     is_res_post = isinstance(config.block, ResPostNorm)
     limits["its norms stand before attention and MLP"] = is_res_post and not target.supports_res_post
     limits["it has no SwiGLU"] = isinstance(config.block.mlp, SwiGLU) and not target.supports_swiglu
@@ -362,14 +375,17 @@ def restate_config(to: str, config: ModelConfig) -> ModelConfig:
     return restate_model(get_target(to, config), config, None)[0]
 
 
-def list_vitrail_only(config: TokenConfig) -> Reasons:
-    """Return why no other format can express a model."""
+def list_vitrail_only(config: TokenConfig, target: ConversionTarget) -> Reasons:
+    """Return why no other format can express a model, or only one."""
     mlp, pool = config.block.mlp, config.pool
     return {
         f"it has no {type(mlp).__name__}": not isinstance(mlp, SwiGLU) and mlp not in GELUS.values(),
         "its attention pooling has the activation of its blocks": isinstance(pool, MAP) and pool.mlp != mlp,
         "it has no classifier of unit vectors": isinstance(config.head, Similarity),
-        "its distilled models have their two heads": config.classes is None and config.prefix.outputs == 2,
+        "its distilled models have their two heads": config.classes is None
+        and config.prefix.outputs == 2
+        and not ast.is_ast(config),
+        "it has no mean of the output tokens": ast.is_ast(config) and target is not AST_TARGET,
     }
 
 

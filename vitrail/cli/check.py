@@ -5,7 +5,8 @@ that a second run is fast. The exit code is 1 if there are errors: unusable imag
 splits, one image with different labels, the same image in the training and the test split. Masks are read too: sizes,
 values without a class, files without their pair, and the pixels of each class. Columns of numbers (--targets) are checked for
 missing and infinite values; their range, mean and standard deviation are shown. Videos are read completely, and decoded at
-their beginning, middle and end.
+their beginning, middle and end. Sounds are decoded completely: silent, clipped and cut ones are listed, and copies of the
+same samples, whatever their format.
 
 examples:
   vitrail check photos
@@ -18,6 +19,7 @@ examples:
   vitrail check scans                          images and masks in scans/images and scans/masks; pixels of each class
   vitrail check photos --near none             only byte-identical copies, no near-duplicates
   vitrail check videos --clip 8x4              videos; those shorter than a clip are reported
+  vitrail check sounds                         recordings: WAV, FLAC, OGG, MP3, AIFF
 """
 
 import argparse
@@ -132,6 +134,7 @@ def format_audit(audit: "Audit", examples: int, preview: Sequence[str] = ()) -> 
         *format_pixels(audit),
         *format_numbers(audit),
         *format_videos(audit),
+        *format_sounds(audit),
         *map(escape_unprintable, audit.dataset.notes),
     ]
     lines += [INDENT + escape_unprintable(line) for line in preview]
@@ -208,6 +211,17 @@ def format_videos(audit: "Audit") -> list[str]:
         columns = (each.frames, each.seconds, each.rates, each.widths, each.heights)
         rows.append((name, *(" · ".join(f"{value:.4g}" for value in column) for column in columns)))
     return ["", *format_table(rows, right=(1, 2, 3, 4, 5), rules=(1,)), "smallest · median · largest", ""]
+
+
+def format_sounds(audit: "Audit") -> list[str]:
+    """Return a table of the lengths and sample rates of the sounds: smallest, median and largest of each split."""
+    if not audit.sounds:
+        return []
+    rows: list[tuple[str, ...]] = [("split", "seconds", "Hz", "channels")]
+    for name, each in audit.sounds.items():
+        ends = (each.seconds, each.rates, each.channels)
+        rows.append((name, *(" · ".join(f"{value:.6g}" for value in column) for column in ends)))
+    return ["", *format_table(rows, right=(1, 2, 3), rules=(1,)), "smallest · median · largest", ""]
 
 
 def describe_class_range(images: "Images") -> tuple[str, str]:

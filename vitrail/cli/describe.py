@@ -1,8 +1,8 @@
 """Describe a checkpoint, or the cost of an architecture before any weight exists.
 
 MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16"), a BiT ResNet ("R50x1"), a Swin
-Transformer ("Swin-T", "SwinV2-B/16") or an MViT ("MViTv2-T"). The table has the shape, parameters, multiply-adds and
-bytes of each stage.
+Transformer ("Swin-T", "SwinV2-B/16"), an MViT ("MViTv2-T") or an Audio Spectrogram Transformer ("AST-B/16"). The table
+has the shape, parameters, multiply-adds and bytes of each stage.
 Multiply-adds and activation bytes are for the whole batch, in 32-bit floats; those of attention are for one image.
 
 FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name, a name of `vitrail models`). The
@@ -15,6 +15,7 @@ examples:
   vitrail describe B/16 --frames 16 --tubelet 2
   vitrail describe MViTv2-S --frames 16
   vitrail describe Ti/4 --width 128 --depth 6 --heads 4 --size 28 --channels 1 --classes 10
+  vitrail describe AST-B/16 --size 128x512
   vitrail describe R152x4 --json
   vitrail describe deit_tiny.safetensors
   vitrail describe my_vit.pth --assume heads=6 --assume mean=imagenet
@@ -44,13 +45,13 @@ CLIP_OPTIONS = ("frames", "tubelet")
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail describe`: one for each slot of a model."""
-    names = '"B/16", "R50+B/16", "R50x1", "Swin-T", "MViTv2-T"'
+    names = '"B/16", "R50+B/16", "R50x1", "Swin-T", "MViTv2-T", "AST-B/16"'
     models = f"architecture ({names}), or checkpoint: file, directory, hf://owner/name, deit-tiny"
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
-    parser.add_shared("--size N|HxW", note="224", default=(224, 224))
+    parser.add_shared("--size N|HxW", note="224; 128x1024 for an AST", default=argparse.SUPPRESS)
     parser.add_option("--batch N", "images per batch [1]", int, default=1)
-    parser.add_shared("--classes N", note="1000; 400 for an MViT of clips", default=argparse.SUPPRESS)
-    parser.add_shared("--channels N", note="3", default=3)
+    parser.add_shared("--classes N", note="1000; 400 for an MViT of clips, 527 for an AST", default=argparse.SUPPRESS)
+    parser.add_shared("--channels N", note="3; 1 for an AST", default=argparse.SUPPRESS)
     parser.add_shared("--json")
     slots = parser.add_group("slots of a Vision Transformer")
     for name, (names, meaning) in SLOT_NAMES.items():
@@ -78,13 +79,17 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.models.flops import count
     from vitrail.models.registry import configure
 
-    names = ("channels", *SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, *CLIP_OPTIONS, "root")
+    names = (*SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, *CLIP_OPTIONS, "root")
     given = given_options(options, names)
-    if (
-        "classes" in options or options.frames is None
-    ):  # none counts as given; models of clips have defaults of their own
-        given["classes"] = getattr(options, "classes", 1000)
-    cost = count(configure(options.model, image_size=options.size, **given), options.batch)
+    usual = {"size": (224, 224), "channels": 3, "classes": 1000}
+    if options.model.startswith("AST-"):  # it has defaults of its own
+        usual = {}
+    elif options.frames is not None:
+        del usual["classes"]
+    for name in ("size", "channels", "classes"):
+        if name in options or name in usual:  # classes none counts as given
+            given["image_size" if name == "size" else name] = getattr(options, name, usual.get(name))
+    cost = count(configure(options.model, **given), options.batch)
     return print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
 
 

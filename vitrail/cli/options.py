@@ -168,7 +168,8 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
         f"pool=class|mean, block=pre|res-post, channels=3, resampling={'|'.join(RESAMPLING_NAMES)} "
         "(rule for positions at other image sizes, "
-        "named after its project), periods=float32|bfloat16 (of DINOv3's rotation), frames=16 (of a clip); preprocessing: "
+        "named after its project), periods=float32|bfloat16 (of DINOv3's rotation), frames=16 (of a clip), "
+        "stride=10 (of overlapping patches); preprocessing: "
         "mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from vitrail.data.sound import Sound
     from vitrail.data.video import Video
 
 SPLITS = ("train", "validation", "test")
 TargetKind = Literal["single", "multi", "masks", "numbers"]  # one class per image, several, one per pixel, or numbers
-Media = Literal["image", "video"]  # what the items of a store are
+Media = Literal["image", "video", "sound"]  # what the items of a store are
 IGNORED = 255  # the value of mask pixels that neither train nor count
 MAX_MASK_CLASSES = 255  # masks are uint8, and one value is IGNORED
 
@@ -38,7 +39,8 @@ class Samples(Protocol):
 class Store(Protocol):
     """Random access to images: files of a folder, members of tar shards, table rows, or an array of pixels.
 
-    A store of videos has an attribute `media` with the value "video", and `open` returns a `vitrail.data.video.Video`.
+    A store of videos has an attribute `media` with the value "video", and `open` returns a `vitrail.data.video.Video`; of
+    sounds it is "sound", and `open` returns a `vitrail.data.sound.Sound`.
     """
 
     def __len__(self) -> int: ...
@@ -117,7 +119,7 @@ class Images:
 
     @property
     def media(self) -> Media:
-        """Return what the items are: images or videos."""
+        """Return what the items are: images, videos or sounds."""
         return getattr(self.store, "media", "image")
 
     def read_mask(self, index: int) -> np.ndarray:
@@ -150,13 +152,19 @@ class Images:
         return os.path.realpath(name) if os.path.islink(name) else name
 
     def open(self, index: int) -> Any:
-        """Open an image, or a video."""
+        """Open an image, a video or a sound."""
         return self.store.open(int(self.items[index]))
 
     def open_video(self, index: int) -> "Video":
         """Open a video; raise ValueError if the items are images."""
         if self.media != "video":
             raise ValueError(f"{self.name(index)}: the {self.split} split has images, not videos")
+        return self.open(index)
+
+    def open_sound(self, index: int) -> "Sound":
+        """Open a sound; raise ValueError if the items are images or videos."""
+        if self.media != "sound":
+            raise ValueError(f"{self.name(index)}: the {self.split} split has {self.media}s, not sounds")
         return self.open(index)
 
     def count_classes(self) -> np.ndarray:

@@ -22,7 +22,9 @@ from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, Im
 class Batch:
     """Images and targets, ready for a model."""
 
-    pixels: Tensor  # uint8 [B, C, H, W]; with several crops per image: rows of bytes [B, n]
+    pixels: (
+        Tensor  # uint8 [B, C, H, W]; several crops per image: rows of bytes [B, n]; sounds: float32 [B, 1, mel, frames]
+    )
     targets: Tensor  # int64 [B]; multi-label: float32 [B, K]; masks: uint8 [B, H, W]; with `maps`: [B, 1 + n_columns]
     indices: Tensor  # int64 [B]: indices into the Images
 
@@ -151,7 +153,7 @@ class Loader:
             n_bytes = 0
             for prepared in self._prepare(self._requests.iter_once()):
                 yield self._make_batch(prepared)
-                n_bytes += prepared.pixels.numel()
+                n_bytes += prepared.pixels.nbytes
                 if n_bytes > self._preparer.max_bytes:
                     batches = None
                 elif batches is not None:

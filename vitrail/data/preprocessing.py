@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from vitrail.data.clip import Clip
 from vitrail.data.dataset import IGNORED
+from vitrail.data.log_mel import LogMel
 from vitrail.utils.devices import constant_tensor
 
 if TYPE_CHECKING:
     from vitrail.data.images import ImageLike
+    from vitrail.data.sound import Sound
     from vitrail.data.video import Video
 
 ImageSize = tuple[int, int]  # height, width
@@ -58,6 +60,9 @@ class Preprocessing:
     `turn` applies the EXIF orientation. timm and transformers do not, so it is off for their checkpoints.
 
     With a `clip`, the model takes videos: every frame of a clip is prepared as an image, and tensors are [C, T, H, W].
+
+    With a `sound`, the model takes sounds: an image is a log-mel spectrogram, float32 [1, mel bins, frames], of `size`. It is
+    not scaled: values are minus `mean`, divided by `std`, which is twice the standard deviation for AST.
     """
 
     size: ImageSize = (224, 224)
@@ -71,6 +76,7 @@ class Preprocessing:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     turn: bool = False
     clip: Clip | None = field(default=None, metadata={"omit_default": True})
+    sound: LogMel | None = field(default=None, metadata={"omit_default": True})
 
     def __post_init__(self) -> None:
         for name, limit in {"size": MAX_CROP_PIXELS, "resize": MAX_PIXELS}.items():
@@ -92,6 +98,21 @@ class Preprocessing:
             raise ValueError(f"mean must be finite, got {self.mean}")
         if not all(0 < s < math.inf for s in self.std):
             raise ValueError(f"std must be finite and > 0, got {self.std}")
+        if self.sound is not None:
+            self._check_sound(self.sound)
+
+    def _check_sound(self, sound: LogMel) -> None:
+        if self.clip is not None:
+            raise ValueError("preprocessing has a clip and a sound: a model takes videos or sounds")
+        if self.channels != 1:
+            raise ValueError(f"preprocessing of sounds has one channel, got {self.channels}")
+        if self.size[0] != sound.mel_bins:
+            raise ValueError(f"preprocessing has {self.size[0]} rows, but its features have {sound.mel_bins} mel bins")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of a row, before it is normalised: float32 for sounds, uint8 for all others."""
+        return torch.uint8 if self.sound is None else torch.float32
 
     @property
     def channels(self) -> int:
@@ -107,18 +128,24 @@ class Preprocessing:
         """Return the shape of a sample at evaluation: of its pixels, or of those of several views, (V, C, T, H, W)."""
         return self.shape if self.clip is None or self.clip.views == 1 else (self.clip.views, *self.shape)
 
-    def __call__(self, image: "ImageLike | Video | Sequence[ImageLike | Video]") -> Tensor:
+    def __call__(self, image: "ImageLike | Video | Sound | Sequence[ImageLike | Video | Sound]") -> Tensor:
         """Convert an image to the normalised float32 tensor [C, H, W], or a list of images to a batch [B, C, H, W].
 
         An image is a path, bytes, a PIL image, or the pixels of one: an array [H, W, C] or a tensor [C, H, W]. With a clip, a
-        video is a path, the bytes of a file, an array [T, H, W, C] or an opened video; the tensor is [C, T, H, W].
+        video is a path, the bytes of a file, an array [T, H, W, C] or an opened video; the tensor is [C, T, H, W]. With a
+        sound, it is a path, the bytes of a file, a waveform [n] or [n, channels] at the model's rate, or an opened sound; the
+        tensor is [1, mel bins, frames].
         """
         from vitrail.data.decode import name_image_errors
         from vitrail.data.images import name_image, to_image
+        from vitrail.data.sound import to_sound
         from vitrail.data.video import to_video
 
         if isinstance(image, list | tuple):
             return torch.stack([self(each) for each in image])
+        if self.sound is not None:
+            with to_sound(image, self.sound.sample_rate) as sound:
+                return self.normalise(self.to_pixels(sound))
         if self.clip is not None:
             with to_video(image) as video:
                 return self.normalise(self.to_pixels(video))
@@ -127,22 +154,39 @@ class Preprocessing:
         with name_image_errors(name_image(image)), to_image(image, name_image(image)) as opened:
             return self.normalise(self.to_pixels(opened))
 
-    def to_pixels(self, image: "Image.Image | Video") -> Tensor:
-        """Resize and crop the image, uint8 [C, H, W], or the frames of the central clip of a video, [C, T, H, W]."""
+    def to_pixels(self, image: "Image.Image | Video | Sound") -> Tensor:
+        """Resize and crop the image, uint8 [C, H, W], or the frames of the central clip of a video, [C, T, H, W].
+
+        Of a sound return the spectrogram, float32 [1, mel bins, frames].
+        """
+        self.check_item(image)
+        if self.sound is not None:
+            sound: Any = image
+            start = self.sound.find_start(sound.count_frames(self.sound), self.size[1])
+            return sound.spectrogram(self.sound, start, self.size[1])[None]
         if self.clip is not None:
             return replace(self, clip=replace(self.clip, clips=1, crops=1)).to_views(image)[0]
-        if not isinstance(image, Image.Image):
-            raise ValueError("the model takes images, got a video: give images, or a model that takes clips")
+        assert isinstance(image, Image.Image)
         return self._crop_view(self._resize_image(image), 0, 1)
 
-    def to_views(self, video: "Image.Image | Video") -> Tensor:
+    def check_item(self, item: object) -> None:
+        """Raise ValueError unless the item is what the model takes: an image, an opened video or an opened sound."""
+        from vitrail.data.sound import Sound
+        from vitrail.data.video import Video
+
+        got = "a video" if isinstance(item, Video) else "a sound" if isinstance(item, Sound) else "an image"
+        takes = "images" if self.clip is None else f"clips of {self.clip.frames} frames"
+        if (self.sound is not None) != (got == "a sound") or (self.clip is not None) != (got == "a video"):
+            raise ValueError(f"the model takes {takes if self.sound is None else 'sounds'}, got {got}")
+
+    def to_views(self, video: "Image.Image | Video | Sound") -> Tensor:
         """Resize and crop the frames of all views of a video, uint8 [V, C, T, H, W]: the clips, each with its crops."""
         from vitrail.data.video import Video, read_clip
 
-        if self.clip is None or not isinstance(video, Video):
-            takes = "images" if self.clip is None else f"clips of {self.clip.frames} frames"
-            raise ValueError(f"the model takes {takes}, got {'a video' if isinstance(video, Video) else 'an image'}")
+        self.check_item(video)
         clip = self.clip
+        if clip is None or not isinstance(video, Video):
+            raise ValueError("only models that take clips have several views of a video")
 
         def make_crops(frame: Image.Image) -> Tensor:  # [crops, C, H, W]
             resized = self._resize_image(frame)
@@ -176,10 +220,10 @@ class Preprocessing:
             pixels = pixels[(slice(None),) * (1 + axis) + (slice(start, start + self.size[axis]),)]
         return torch.from_numpy(np.array(self.crop_centre(pixels), order="C"))
 
-    def to_row(self, image: "Image.Image | Video", mask: np.ndarray | None) -> Tensor:
+    def to_row(self, image: "Image.Image | Video | Sound", mask: np.ndarray | None) -> Tensor:
         """Return the pixels of an image, uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W].
 
-        Of a video, the row is its clip, [C, T, H, W], or its views, [V, C, T, H, W].
+        Of a video, the row is its clip, [C, T, H, W], or its views, [V, C, T, H, W]; of a sound, its spectrogram.
         """
         from vitrail.data.decode import read_orientation, to_stored_mask
 
@@ -195,10 +239,11 @@ class Preprocessing:
         return torch.from_numpy(np.array(self.crop_centre(resized[None], IGNORED)[0], order="C"))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Normalise uint8 [..., C, H, W], or of clips [..., C, T, H, W], to float32, on the tensor's device."""
+        """Normalise rows [..., C, H, W], or of clips [..., C, T, H, W], to float32, on the tensor's device."""
         shape = (-1, 1, 1) if self.clip is None else (-1, 1, 1, 1)
         mean, std = (constant_tensor(tuple(v), pixels.device).view(shape) for v in (self.mean, self.std))
-        return (pixels.float() / 255 - mean) / std
+        values = pixels.float() / 255 if self.sound is None else pixels
+        return (values - mean) / std
 
     def resized_size(self, height: int, width: int) -> ImageSize:
         """Return the size that an image of this size is resized to, before the crop."""
@@ -233,11 +278,16 @@ class Preprocessing:
         crop = "" if self.fit == "squash" and (h, w) == (rh, rw) else f", centre crop {h}×{w}"
         filter = self.interpolation + ("" if self.antialias else " without antialias")
         mean, std = (", ".join(f"{v:g}" for v in values) for values in (self.mean, self.std))
+        if self.sound is not None:
+            part = f"{w} frames ({self.sound.seconds(w):g} s) from the {self.sound.align}"
+            return f"{self.sound.describe()}; {part}; mean {mean}; std {std}"
         clip = "" if self.clip is None else f"{self.clip.describe()}; "
         return f"{clip}{resize}, {filter} ({self.engine}){crop}; mean {mean}; std {std}"
 
     def with_size(self, size: ImageSize) -> "Preprocessing":
         """Return the preprocessing for another image size, with the same share of the image cropped."""
+        if self.sound is not None:
+            return replace(self, size=size, resize=size, sound=replace(self.sound, mel_bins=size[0]))
         resize = (round(self.resize[0] * size[0] / self.size[0]), round(self.resize[1] * size[1] / self.size[1]))
         return replace(self, size=size, resize=(max(size[0], resize[0]), max(size[1], resize[1])))
 
@@ -257,6 +307,12 @@ class Preprocessing:
             return replace(self, mean=(sum(self.mean) / self.channels,), std=(sum(self.std) / self.channels,))
         mean, std = ((v * channels)[:channels] for v in (self.mean, self.std))
         return replace(self, mean=mean, std=std)
+
+
+def sound_preprocessing(sound: LogMel, frames: int, mean: float, std: float) -> Preprocessing:
+    """Return the preprocessing of sounds for a model of `frames` frames: the features minus `mean`, divided by `std`."""
+    size = (sound.mel_bins, frames)
+    return Preprocessing(size, size, "squash", mean=(mean,), std=(std,), sound=sound)
 
 
 def convert_image(image: Image.Image, channels: int) -> Image.Image:

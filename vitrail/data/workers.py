@@ -30,7 +30,7 @@ DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
 NOT_CACHED = -1  # start offset of images that are read from the store every time
 
 CacheProgress = Callable[[int, int], None]  # images done, total
-MakeRow = Callable[[Any, np.ndarray | None], Tensor]  # from an opened image and its mask, or from a video
+MakeRow = Callable[[Any, np.ndarray | None], Tensor]  # from an opened image and its mask, or from a video or a sound
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class PreparedBatch:
     """A batch without targets, with its errors."""
 
     # uint8 [B, C, H, W], with masks [B, C + 1, H, W]; of videos [B, C, T, H, W]; several crops per image: bytes [B, n]
+    # float32 [B, 1, mel bins, frames] of sounds
     pixels: Tensor
     indices: np.ndarray  # [B]
     unreadable: tuple[tuple[str, str], ...] = ()
@@ -195,7 +196,7 @@ class BatchPreparer:
     def fill_cache(self, progress: CacheProgress | None = None) -> None:
         """Decode a small set of images into memory once, before the workers start, so that they share it."""
         images, pipeline, limit = self.images, self.pipeline, self.max_bytes
-        if self._cache_filled or images is None or images.media == "video":  # a clip is not the whole video
+        if self._cache_filled or images is None or images.media != "image":  # a clip is not the whole video
             return
         if not isinstance(pipeline, Preprocessing) and limit > 0:
             channels, size, turn = pipeline.channels, pipeline.size, pipeline.turn
@@ -237,7 +238,7 @@ class BatchPreparer:
             elif pipeline.augments_batches and pipeline.crops_batches:
                 pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
                 return PreparedBatch(pixels, indices, rng=rng)
-        pixels = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
+        pixels = torch.empty((len(indices), *self.shape), dtype=pipeline.dtype)
         kept: list[int] = []
         unreadable: dict[str, str] = {}
         tries = 1 if request.epoch is None else max(1, min(MAX_TRIES, self.count))

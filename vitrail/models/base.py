@@ -123,6 +123,11 @@ class ModelConfig:
         return {}
 
     @property
+    def overlap(self) -> int:
+        """Return the number of pixels that neighbouring patches share."""
+        return 0
+
+    @property
     def has_tokens(self) -> bool:
         """Return whether the family computes patch tokens."""
         return False
@@ -533,6 +538,10 @@ class Model(RecomputeModule, ABC):
     def inflate(self, frames: int, tubelet: int = 2, mode: str = "mean", attention: str | None = None) -> "Model":
         """Return a model of clips with the weights of this model of images; see `vitrail.models.inflate`."""
         raise refuse(self.config, "inflate")
+
+    def take_spectrograms(self, image_size: tuple[int, int] = (128, 1024), overlap: int | None = None) -> "Model":
+        """Return a model of spectrograms with the weights of this model of images; see `vitrail.models.spectrograms`."""
+        raise refuse(self.config, "take_spectrograms")
 
     def replace_head(self, classes: int | None) -> "Model":
         """Return the model with a new zero head for this number of classes (section 3.2); None returns features."""

@@ -24,7 +24,7 @@ from vitrail.nn.attention import MSA
 from vitrail.nn.block import DividedBlock, LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
-from vitrail.nn.head import DistilledHead, SimilarityHead, TanhHead
+from vitrail.nn.head import DistilledHead, NormHead, SimilarityHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.multiscale import PooledAttention, SeparatePositions
 from vitrail.nn.pool import AttentionPool
@@ -132,7 +132,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
             _lecun(module.pre_logits.weight, module.pre_logits.in_features)
             if isinstance(module.linear, nn.Linear):
                 head(module.linear.weight)
-        elif isinstance(module, SimilarityHead) and isinstance(module.linear, nn.Linear):
+        elif isinstance(module, SimilarityHead | NormHead) and isinstance(module.linear, nn.Linear):
             head(module.linear.weight)
         elif isinstance(module, (Decoder, TextEncoder, PairLogits)):
             module.reset_parameters()

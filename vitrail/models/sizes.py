@@ -40,10 +40,13 @@ POSITION_NAMES = (
 SLOT_NAMES = {
     "embed": (("patches", "conv-stem", "conv-pool"), "patch embedding"),
     "prefix": (("none", "class", "class+distillation"), "tokens before the patch tokens"),
-    "pool": (("class", "mean", "mean-norm", "class+mean", "map"), "pooling of the tokens into one vector"),
+    "pool": (
+        ("class", "mean", "mean-norm", "class+mean", "map", "output-mean"),
+        "pooling of the tokens into one vector",
+    ),
     "block": (("pre", "post", "parallel", "res-post", "divided"), "order of norm, attention and MLP in a block"),
     "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "MLP and its activation"),
-    "head": (("linear", "pre-logits"), "classifier after the pooling"),
+    "head": (("linear", "pre-logits", "norm-linear"), "classifier after the pooling"),
     "position": (POSITION_NAMES, "position embedding"),
 }
 
@@ -53,7 +56,7 @@ DECODER_NAMES = ("linear", "linear-4", "upernet", "eomt")  # of segmentation mod
 RESAMPLING_NAMES = (
     *("timm", "transformers", "dino", "torchvision", "google"),
     *("timm-relative", "transformers-relative"),  # of tables of offsets
-    "timesformer",
+    *("timesformer", "ast"),
 )
 
 

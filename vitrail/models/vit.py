@@ -36,7 +36,7 @@ class ViT(TokenModel):
         self.blocks = nn.ModuleList(config.block.module(shape, config.block, config.dropout, rate) for rate in rates)
         norm = nn.LayerNorm(shape.width, eps=config.eps) if config.block.final_norm else nn.Identity()
         self.pool = config.pool.build(shape, norm)
-        self.head = config.head.build(self.pool.feature_dim, config.classes, self.pool.n_vectors)
+        self.head = config.head.build(self.pool.feature_dim, config.classes, self.pool.n_vectors, config.eps)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         return self.head(self.pool_tokens(images, keep))  # eq. 1 to 4, then K logits
@@ -144,6 +144,11 @@ class ViT(TokenModel):
         from vitrail.models.inflate import inflate
 
         return inflate(self, frames, tubelet, mode, attention)
+
+    def take_spectrograms(self, image_size: tuple[int, int] = (128, 1024), overlap: int | None = None) -> Model:
+        from vitrail.models.spectrograms import take_spectrograms
+
+        return take_spectrograms(self, image_size, overlap)
 
     def merge_tokens(self, r: int) -> nn.Module:
         from vitrail.models.token_merging import merge_model

@@ -13,9 +13,9 @@ from vitrail.models.init import SCHEMES
 from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
 from vitrail.nn.block import BlockSlot, Divided, Parallel, PostNorm, PreNorm, ResPostNorm
 from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix, Tubelets
-from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection, Similarity
+from vitrail.nn.head import HeadSlot, Linear, NormLinear, PreLogits, Projection, Similarity
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
-from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
+from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, OutputMean, PoolSlot
 from vitrail.nn.position import AddedPosition, Learned1D, NoPosition, PositionSlot
 from vitrail.nn.resampling import Resampling
 from vitrail.nn.shape import Grid
@@ -57,7 +57,10 @@ class ViTConfig(TokenConfig):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if self.pool.required_tokens > self.prefix.outputs:
-            raise ValueError("the pooling reads a class token, and there is none: use prefix='class' or pool='mean'")
+            least = SLOT_NAMES["prefix"][0][self.pool.required_tokens]
+            missing = "there is none" if not self.prefix.outputs else "there is no distillation token"
+            reads = f"the pooling reads a {least.replace('+', ' and a ')} token"
+            raise ValueError(f"{reads}, and {missing}: use prefix={least!r} or pool='mean'")
         if self.init not in SCHEMES:
             raise ValueError(f"unknown initialisation {self.init!r}: use {' or '.join(SCHEMES)}")
         _ = self.shape
@@ -87,7 +90,14 @@ class ViTConfig(TokenConfig):
 
     @property
     def size_rule(self) -> tuple[int, int]:
+        if self.overlap:
+            return 1, self.embed.stride + self.overlap  # a side is that of a patch, or longer
         return self.embed.stride, 2  # an exported graph resamples positions for at least two patches per side
+
+    @property
+    def overlap(self) -> int:
+        """Return the pixels that neighbouring patches share."""
+        return self.embed.overlap if isinstance(self.embed, Patches) else 0
 
     def grid_of(self, size: tuple[int, ...]) -> Grid:
         if self.frames is not None and len(size) == 2:
@@ -95,12 +105,16 @@ class ViTConfig(TokenConfig):
         return self.embed.grid_of(size)
 
     def describe(self) -> str:
-        size, patch = self.size, self.embed.stride
+        size, stride = self.size, self.embed.stride
+        patch: int | str = stride + self.overlap
         name = next((name for name, known in SIZES.items() if known == size), None)
         kind = "" if isinstance(self.embed, Patches) else f"{type(self.embed).__name__} + "
+        if name and isinstance(self.pool, OutputMean) and stride == choose_ast_stride(patch):
+            return f"AST-{name}/{patch}"
         if isinstance(self.embed, Tubelets):  # as in ViViT-B/16x2
             kind, patch = "", f"{patch}x{self.embed.frames}"
-        return f"{kind}{name}/{patch}" if name else f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
+        sizes = f"{kind}{name}/{patch}" if name else f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
+        return sizes + (f", stride {stride}" if self.overlap else "")
 
     def facts(self) -> dict[str, str]:
         block = self.block
@@ -120,7 +134,8 @@ class ViTConfig(TokenConfig):
         return {
             **clip,
             "size": f"width {size.width}, depth {size.depth}, {size.heads} heads, MLP {size.mlp}",
-            "patches": "×".join(map(str, self.shape.grid)),
+            "patches": "×".join(map(str, self.shape.grid))
+            + (f", {self.overlap} pixels overlap" if self.overlap else ""),
             "positions": str(self.position),
             **resampling,
             "prefix tokens": tokens + registers,
@@ -132,6 +147,8 @@ class ViTConfig(TokenConfig):
     def check_any_size(self) -> None:
         if self.frames is not None:
             raise Unsupported("dynamic_size= does not support models of clips: use size=")
+        if self.overlap:
+            raise Unsupported("dynamic_size= does not support overlapping patches: use size=")
         if not isinstance(self.embed, Patches):
             name = type(self.embed).__name__
             raise Unsupported(f"dynamic_size= does not support {name}: its padding depends on the size, use size=")
@@ -146,7 +163,7 @@ class ViTConfig(TokenConfig):
         if name == "block":
             return type(BLOCKS.get(value)) is type(self.block)
         known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
-        known["frames"] = self.frames
+        known |= {"frames": self.frames, "stride": self.stride}
         if name == "resampling":
             return self.resampling == parse_resampling(value)
         return known[name] == value
@@ -182,9 +199,12 @@ class ViTConfig(TokenConfig):
         return replace(self, frames=frames)
 
     def resize_state(self, state: State, size: tuple[int, ...]) -> State:
-        """Return these tensors with learned positions resampled to the grid of another input size (section 3.2)."""
+        return self.resize_to_grid(state, self.grid_of(size))
+
+    def resize_to_grid(self, state: State, grid: Grid) -> State:
+        """Return these tensors with learned positions resampled to another grid (section 3.2)."""
         tensors = {name.removeprefix("position."): t for name, t in state.items() if name.startswith("position.")}
-        resized = self.position.resize_tensors(tensors, self.shape, self.grid_of(size))
+        resized = self.position.resize_tensors(tensors, self.shape, grid)
         return state | {f"position.{name}": tensor for name, tensor in resized.items()}
 
     def input_weight(self) -> str:
@@ -201,10 +221,12 @@ def name_slot(slot: str, *objects: Any) -> dict[str, Any]:
 EMBEDS = name_slot("embed", Patches, ConvStem, ConvPool)
 POSITIONS: dict[str, Any] = name_slot("position", *get_args(PositionSlot))  # the union has the order of the names
 PREFIXES: dict[str, Prefix] = name_slot("prefix", Prefix(0), Prefix(1), Prefix(2))
-POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP())
+POOLS: dict[str, PoolSlot] = name_slot(
+    "pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP(), OutputMean()
+)
 BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel(), ResPostNorm(), Divided())
 MLPS: dict[str, MLPSlot] = name_slot("mlp", GELU(), TanhGELU(), QuickGELU(), ReLU(), SwiGLU())
-HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits())
+HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits(), NormLinear())
 RESAMPLINGS: dict[str, Resampling] = dict(
     zip(
         RESAMPLING_NAMES,
@@ -217,12 +239,23 @@ RESAMPLINGS: dict[str, Resampling] = dict(
             Resampling("geometric", antialias=False),  # BEiT
             Resampling("linear", antialias=False),  # BEiT in transformers
             Resampling("nearest", antialias=False),
+            Resampling("cut", antialias=False),
         ),
         strict=True,
     )
 )
 
-VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+\+?|\d+B)/(?P<patch>\d+)")
+VIT_NAME = re.compile(r"(?P<ast>AST-)?(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+\+?|\d+B)/(?P<patch>\d+)")
+AST: dict[str, Any] = {  # what a name like "AST-B/16" stands for beside the size (Gong et al. 2021)
+    "image_size": (128, 1024),
+    "channels": 1,
+    "classes": 527,
+    "prefix": "class+distillation",
+    "pool": "output-mean",
+    "head": "norm-linear",
+    "eps": 1e-12,
+    "resampling": "ast",
+}
 GELUS: dict[str, MLPSlot] = {"exact": GELU(), "tanh": TanhGELU(), "quick": QuickGELU()}
 
 
@@ -255,7 +288,26 @@ def describe_resampling(rule: Resampling) -> str:
     return rule.describe() + (f" ({name})" if name else "")
 
 
-def configure_vit(
+def configure_vit(name: str | None = None, **options: Any) -> ViTConfig:
+    """Return the configuration of a Vision Transformer, or of an AST from a name like "AST-B/16"; see `configure_slots`.
+
+    The options of an AST are the published ones unless they are given: patches of 16 pixels every 10, log-mel spectrograms of
+    128 mel bins and 1,024 frames, the mean of the class and the distillation token, AudioSet's 527 classes.
+    """
+    match = None if name is None else VIT_NAME.fullmatch(name)
+    if match is None or match["ast"] is None or name is None:
+        return configure_slots(name, **options)
+    patch = int(match["patch"])
+    embed = Patches(patch, overlap=patch - choose_ast_stride(patch))
+    return configure_slots(name.removeprefix("AST-"), **{"embed": embed, **AST, **options})
+
+
+def choose_ast_stride(patch: int) -> int:
+    """Return the pixels from patch to patch of an AST: 10 of patches of 16, and as much for others."""
+    return max(1, patch * 10 // 16)
+
+
+def configure_slots(
     name: str | None = None,
     *,
     patch: int | None = None,
@@ -329,7 +381,7 @@ def configure_vit(
 
     pool = get_slot("pooling", pool, POOLS) if isinstance(pool, str) else pool
     if prefix is None:
-        prefix = "class" if pool.required_tokens else "none"
+        prefix = list(PREFIXES.values())[pool.required_tokens]
     prefix = get_slot("prefix", prefix, PREFIXES) if isinstance(prefix, str) else prefix
     prefix = replace(prefix, registers=prefix.registers + registers)
 

@@ -52,14 +52,20 @@ class PatchSlot(Protocol):
 
 
 def compute_grid(size: tuple[int, ...], stride: int, overlap: int = 0) -> Grid:
-    """Return the grid of patches of an image; raise ValueError unless whole patches cover it."""
+    """Return the grid of patches of an image; raise ValueError unless whole patches cover it.
+
+    Overlapping patches are those of a convolution: pixels beyond the last whole patch are not covered.
+    """
+    sides, patch = "×".join(map(str, size)), stride + overlap
     for side in size:
-        if side - overlap < 1 or (side - overlap) % stride:
-            below, above = (((side - overlap) // stride + step) * stride + overlap for step in (0, 1))
-            above = max(stride + overlap, above)
-            remedy = f"{below} or {above}" if below > overlap else f"{above}"
-            problem = f"image size {'×'.join(map(str, size))} is not divisible by the patch size {stride + overlap}"
-            raise ValueError(f"{problem}: use {remedy} for {side}")
+        if overlap and side < patch:
+            raise ValueError(
+                f"image size {sides} is smaller than the patch size {patch}: use at least {patch} for {side}"
+            )
+        if not overlap and (side < 1 or side % patch):
+            below, above = side // patch * patch, (side // patch + 1) * patch
+            remedy = f"{below} or {above}" if below > 0 else f"{patch}"
+            raise ValueError(f"image size {sides} is not divisible by the patch size {patch}: use {remedy} for {side}")
     return tuple((side - overlap) // stride for side in size)
 
 
@@ -172,13 +178,15 @@ def norm_and_activate(channels: int) -> tuple[nn.Module, nn.Module]:
 
 @dataclass(frozen=True)
 class Patches:
-    """Linear patches of `patch`² pixels. `normed` adds a LayerNorm before and after (vit-pytorch); CLIP has no bias."""
+    """Linear patches of `patch`² pixels. `normed` adds a LayerNorm before and after (vit-pytorch); CLIP has no bias.
+
+    With an `overlap`, the step from patch to patch is shorter (AST), and pixels after the last whole patch are not read.
+    """
 
     patch: int = 16
     normed: bool = False
     bias: bool = True
-    # pixels that neighbouring patches share, as spectrogram models have
-    overlap: int = field(default=0, metadata={"omit_default": True})
+    overlap: int = field(default=0, metadata={"omit_default": True})  # pixels that neighbouring patches share
     input_weight: ClassVar[str] = "projection.weight"
 
     def __post_init__(self) -> None:

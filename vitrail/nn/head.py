@@ -39,6 +39,13 @@ class SimilarityHead(HiddenHead):
         return F.normalize(self.pre_logits(y), dim=-1)
 
 
+class NormHead(HiddenHead):
+    """A LayerNorm of the pooled vector, then the classifier (AST, the only layers of its MLP head)."""
+
+    def compute_features(self, y: Tensor) -> Tensor:
+        return self.pre_logits(y)
+
+
 class DistilledHead(nn.Module):
     """DeiT's two heads, on the class token and on the distillation token; the output is their mean."""
 
@@ -60,7 +67,7 @@ class DistilledHead(nn.Module):
 class Linear:
     """One linear layer, zero-initialised by the `vit` scheme; two layers with a distillation token."""
 
-    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
+    def build(self, features: int, classes: int | None, vectors: int, eps: float = 1e-6) -> nn.Module:
         if classes is None:
             return nn.Identity()
         return LinearLayer(features, classes) if vectors == 1 else DistilledHead(features, classes)
@@ -76,11 +83,21 @@ class PreLogits:
         if self.hidden is not None and self.hidden < 1:
             raise ValueError(f"pre-logits width must be at least 1, got {self.hidden}")
 
-    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
+    def build(self, features: int, classes: int | None, vectors: int, eps: float = 1e-6) -> nn.Module:
         if vectors != 1:
             raise ValueError("pre-logits do not support a distillation token: use head='linear'")
         hidden = features if self.hidden is None else self.hidden
         return TanhHead(LinearLayer(features, hidden), hidden, classes)
+
+
+@dataclass(frozen=True)
+class NormLinear:
+    """A LayerNorm before the linear layer, for features that were normed before they were averaged."""
+
+    def build(self, features: int, classes: int | None, vectors: int, eps: float = 1e-6) -> nn.Module:
+        if vectors != 1:
+            raise ValueError("a head with a norm needs one vector per image: use pool='output-mean', or head='linear'")
+        return NormHead(nn.LayerNorm(features, eps=eps), features, classes)
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,7 @@ class Projection:
         if self.width < 1:
             raise ValueError(f"projection width must be at least 1, got {self.width}")
 
-    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
+    def build(self, features: int, classes: int | None, vectors: int, eps: float = 1e-6) -> nn.Module:
         if classes is not None or vectors != 1:
             raise ValueError("a projection needs classes=None and no distillation token")
         return LinearLayer(features, self.width, bias=False)
@@ -105,7 +122,7 @@ class Similarity:
 
     projection: int | None = None
 
-    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
+    def build(self, features: int, classes: int | None, vectors: int, eps: float = 1e-6) -> nn.Module:
         if vectors != 1:
             raise ValueError("a similarity head does not support a distillation token: use head='linear'")
         if self.projection is None:
@@ -113,4 +130,4 @@ class Similarity:
         return SimilarityHead(Projection(self.projection).build(features, None, vectors), self.projection, classes)
 
 
-HeadSlot = Linear | PreLogits | Projection | Similarity
+HeadSlot = Linear | PreLogits | Projection | Similarity | NormLinear

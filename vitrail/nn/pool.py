@@ -49,6 +49,17 @@ class ClassTokenPool(Pool):
         return y[:, 0] if self.n_inputs == 1 else y
 
 
+class OutputMeanPool(Pool):
+    """The mean of the output tokens after the norm, such as the class and the distillation token of AST: [B, D]."""
+
+    def __init__(self, shape: EncoderShape, norm: nn.Module) -> None:
+        super().__init__(shape, norm)
+        self.n_inputs = shape.outputs
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.norm(z[:, : self.n_inputs]).mean(1)
+
+
 class MeanPool(Pool):
     """The mean of the patch tokens."""
 
@@ -109,6 +120,16 @@ class ClassToken:
 
 
 @dataclass(frozen=True)
+class OutputMean:
+    """The mean of the class token and the distillation token (AST, Gong et al. 2021)."""
+
+    required_tokens: ClassVar[int] = 2
+
+    def build(self, shape: EncoderShape, norm: nn.Module) -> Pool:
+        return OutputMeanPool(shape, norm)
+
+
+@dataclass(frozen=True)
 class Mean:
     """The mean over patches. `norm_after` applies the LayerNorm after the mean. VideoMAE in transformers has another `eps`
     for that norm than for those of the layers, and, as a model without classes, no norm."""
@@ -149,4 +170,4 @@ class MAP:
         return AttentionPool(shape, norm, self.mlp)
 
 
-PoolSlot = ClassToken | Mean | ClassAndMean | MAP
+PoolSlot = ClassToken | Mean | ClassAndMean | MAP | OutputMean

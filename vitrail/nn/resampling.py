@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitrail.nn.shape import Grid
 
+KINDS = ("bicubic", "linear", "geometric", "nearest", "cut")
 ANTIALIASED_CUBIC, PLAIN_CUBIC = -0.5, -0.75  # the parameter a of PyTorch's two bicubic filters
 GEOMETRIC_STEPS = 19  # halvings of the interval from 1.01 to 1.5 until it is shorter than 1e-6
 
@@ -25,34 +26,38 @@ class Resampling:
     `antialias` widens the filter when shrinking. `align_corners` maps the first and last values onto each other, else the
     outer edges of the cells. `offset` is added to m in the scale n/m, as DINO does against rounding. The kind "geometric" is
     for tables of offsets: the old values stand at distances from the centre that grow geometrically, so that the nearest
-    offsets keep their values, and are interpolated linearly (BEiT; timm's `resize_rel_pos_bias_table`).
+    offsets keep their values, and are interpolated linearly (BEiT; timm's `resize_rel_pos_bias_table`). The kind "cut" keeps
+    the m values in the middle of an axis that shrinks, and interpolates one that grows linearly (AST).
     """
 
-    kind: Literal["bicubic", "linear", "geometric", "nearest"] = "bicubic"
+    kind: Literal["bicubic", "linear", "geometric", "nearest", "cut"] = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("bicubic", "linear", "geometric", "nearest"):
+        if self.kind not in KINDS:
             raise ValueError(
-                f"kind of resampling must be 'bicubic', 'linear', 'geometric' or 'nearest', got {self.kind!r}"
+                f"kind of resampling must be {', '.join(map(repr, KINDS[:-1]))} or 'cut', got {self.kind!r}"
             )
         if not 0 <= self.offset < 1:
             raise ValueError(f"offset of resampling must be at least 0 and below 1, got {self.offset}")
         if self.antialias + self.align_corners + (self.offset > 0) > 1:
             raise ValueError("resampling supports only one of antialias, align_corners and an offset")
-        if self.kind in ("geometric", "nearest") and (self.antialias or self.align_corners or self.offset):
+        if self.kind in ("geometric", "nearest", "cut") and (self.antialias or self.align_corners or self.offset):
             raise ValueError(f"{self.kind} resampling supports none of antialias, align_corners and an offset")
 
     def describe(self) -> str:
         """Return the rule in words."""
+        if self.kind == "cut":
+            return "the middle of an axis that shrinks, linear for one that grows"
         words = {"antialiased": self.antialias, "corners aligned": self.align_corners}
         words[f"offset {self.offset:g}"] = self.offset > 0
         return ", ".join((self.kind, *(word for word, holds in words.items() if holds)))
 
 
 TIME = Resampling("linear", antialias=False)  # the rule along the time axis of clips
+GROWTH = TIME  # the rule of "cut" for an axis that grows
 
 
 def resample_table(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
@@ -72,6 +77,10 @@ def resample_table(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
         sides = zip(flat.shape[-2:], grid, strict=True)
         rows, columns = (compute_axis_weights(resampling, n, m, flat, changes) for n, m in sides)
         return (rows @ flat @ columns.T).reshape(*table.shape[:-2], *grid).to(table.dtype)
+    if resampling.kind == "cut":
+        for axis, (n, m) in enumerate(zip(table.shape[-2:], grid, strict=True), start=2):
+            flat = flat.narrow(axis, n // 2 - m // 2, m) if m < n else flat
+        return resample_table(flat[0], grid, GROWTH).reshape(*table.shape[:-2], *grid).to(table.dtype)
     if resampling.kind == "nearest":
         return F.interpolate(flat, grid, mode="nearest").reshape(*table.shape[:-2], *grid).to(table.dtype)
     size: dict[str, Any] = {"size": grid}
@@ -112,6 +121,10 @@ def compute_axis_weights(
         changes = (total != source) if changes is None else changes
         return _compute_geometric_weights(source, steps - (total - 1) / 2, changes).to(reference.dtype)
     cells = torch.arange(source, device=reference.device, dtype=torch.float32)
+    if resampling.kind == "cut":
+        kept = steps + source // 2 - torch.div(total, 2, rounding_mode="floor")
+        grown = compute_axis_weights(GROWTH, source, count, reference)
+        return torch.where(total < source, (kept[:, None] == cells).to(reference.dtype), grown)
     if resampling.kind == "nearest":
         return ((steps * (source / total)).floor()[:, None] == cells).to(reference.dtype)
     if resampling.align_corners:

@@ -71,7 +71,7 @@ class MAE(Objective):
     def check_patches(self, config: TokenConfig) -> None:
         """Raise ValueError for an encoder without patches to hide."""
         config = check_encoder(config, "MAE")
-        if not isinstance(config.embed, Patches):
+        if not isinstance(config.embed, Patches) or config.embed.overlap:
             name = type(config.embed).__name__
             raise ValueError(f"MAE needs patches that do not overlap, and those of {name} do: set model.embed=Patches")
 

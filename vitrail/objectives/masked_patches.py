@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.models.hybrid import Hybrid
-from vitrail.nn.embed import patchify, select_tokens
+from vitrail.nn.embed import Patches, patchify, select_tokens
 from vitrail.nn.linear import LinearLayer
 from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, require_draw
 from vitrail.objectives.masking import PatchLoss, PatchPrediction, check_encoder
@@ -64,6 +64,8 @@ class MaskedPatches(Objective):
         stride, patches = config.embed.stride, config.shape.patches
         if isinstance(config.embed, Hybrid):
             raise ValueError("ResNet features see beyond their patch, so masking hides little: set model.embed=Patches")
+        if isinstance(config.embed, Patches) and config.embed.overlap:
+            raise ValueError("masked patch prediction needs patches that do not overlap: set model.embed.overlap=0")
         if self.target == "down" and stride < 4:
             raise ValueError(f"patches of {stride}×{stride} pixels have no 4×4 cells: set objective.target=colour")
         if self.target != "pixels" and config.channels not in (1, 3):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitrail.data.dataset import Images, TargetKind
 from vitrail.data.preprocessing import Preprocessing, convert_image
+from vitrail.data.sound import Sound, draw_spectrogram
 from vitrail.data.video import Video, read_clip
 from vitrail.tasks.comparison import OutputComparison, TargetStatistics
 
@@ -136,8 +137,13 @@ def add_sums(first: Sums, second: Sums) -> Sums:
 
 
 def open_thumbnail(images: Images, index: int, side: int = THUMBNAIL_SIDE) -> Image.Image:
-    """Return a small upright copy of an image in RGB, or of a video frames side by side, from its first to its last."""
+    """Return a small upright copy of an image in RGB, or of a video frames side by side, from its first to its last.
+
+    Of a sound it is its spectrogram.
+    """
     with images.open(index) as opened:
+        if isinstance(opened, Sound):
+            return shrink_image(draw_spectrogram(opened), side)
         if not isinstance(opened, Video):
             return shrink_image(opened, side)
         sizes: list[tuple[int, int]] = []  # frames of a folder may differ in size: all get that of the first

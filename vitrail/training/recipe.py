@@ -185,6 +185,8 @@ class Facts:
     target_std: tuple[float, ...] = ()
     frames: int | None = None  # median number of frames of a video; None for images
     rate: float | None = None  # median frames per second of the videos; None if unknown
+    seconds: float | None = None  # that 95 % of the sounds do not exceed; None for images and videos
+    sample_rate: int | None = None  # median samples per second of the sounds, Hz
 
     @property
     def loss(self) -> Literal["softmax", "sigmoid"]:

@@ -54,11 +54,11 @@ class RecipeChoice:
     by_default: bool = False  # whether the name was not given, so that the data may ask for another recipe
 
     def for_data(self, task: Task, media: Media) -> "RecipeChoice":
-        """Return the choice for data of this task, of images or videos: its own recipe, unless one was given."""
+        """Return the choice for data of this task, of images, videos or sounds: its own recipe, unless one was given."""
         if not self.by_default or self.given is not None:
             return self
-        from_scratch = media == "video" and self.init is None and self.teacher is None
-        name = task.recipe or ("video" if from_scratch else None)
+        from_scratch = media != "image" and self.init is None and self.teacher is None
+        name = task.recipe or (media if from_scratch else None)
         return self if name is None else replace(self, name=name)
 
     def __post_init__(self) -> None:

@@ -390,8 +390,14 @@ def check_task(recipe: Recipe, task: Task) -> None:
 
 
 def check_media(recipe: Recipe, images: Images) -> None:
-    """Raise ValueError if the recipe's model takes clips and the data has images, or the other way round."""
+    """Raise ValueError if the recipe's model takes clips and the data has images, or the other way round; likewise of sounds."""
     where, clip = recipe.data.where, recipe.preprocessing.clip
+    if images.media == "sound" and recipe.preprocessing.sound is None:
+        raise ValueError(
+            f"{where} has sounds, and the recipe {recipe.name} trains no model of sounds: use recipe='sound'"
+        )
+    if images.media != "sound" and recipe.preprocessing.sound is not None:
+        raise ValueError(f"{where} has {images.media}s, and the model takes sounds: give sounds")
     if images.media == "video" and clip is None:
         remedy = (
             "use recipe='video', or 'finetune' with init=" if method_of(recipe) is None else "use method='videomae'"

@@ -149,7 +149,7 @@ def _plot_norms(sheet: Sheet, view: ImageView, left: float, top: float, width: f
     for token in range(0 if prefix is None else min(prefix.shape[1], 8)):
         assert prefix is not None
         name = f"prefix token {token + 1}"
-        if view.trace.reader == "class token" and prefix.shape[1] <= 2:
+        if view.trace.reader in ("class token", "output tokens") and prefix.shape[1] <= 2:
             name = ("class token", "distillation token")[token]
         colour = (colours.ORANGE, colours.VIOLET, *[colours.MUTED] * 6)[token]
         axes.plot(range(depth), prefix[:, token], color=colour, linewidth=1.3, label=name if token < 3 else None)

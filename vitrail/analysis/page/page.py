@@ -97,9 +97,10 @@ def render_inspection_page(model: str, vit: TokenModel, panels: list[ImagePanel]
 
 def _render_opening(model: str, vit: TokenModel, panels: Sequence[ImagePanel]) -> list[Markup]:
     size, config, count = vit.config.size, vit.config, len(panels)
+    patch = config.embed.stride + getattr(config.embed, "overlap", 0)
     facts = [
         f"{size.depth} layers of {size.heads} heads",
-        f"patches of {config.embed.stride}×{config.embed.stride} pixels",
+        f"patches of {patch}×{patch} pixels",
         f"{config.image_size[1]}×{config.image_size[0]} pixels",
         *([format_image_count(count)] if count else []),
     ]

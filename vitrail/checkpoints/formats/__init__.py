@@ -177,10 +177,12 @@ def list_common_limits(config: TokenConfig) -> Reasons:
     }
 
 
-def require_patches(format: str, config: TokenConfig, subject: str = "it") -> int:
+def require_patches(format: str, config: TokenConfig, subject: str = "it", overlaps: bool = False) -> int:
     """Return the patch size of a model with linear patches; raise for other embeddings, which the format lacks."""
     if not isinstance(config.embed, Patches):
         raise ValueError(f"{format} cannot express this model: {subject} has no {type(config.embed).__name__}")
+    if config.embed.overlap and not overlaps:
+        raise ValueError(f"{format} cannot express this model: {subject} has no overlapping patches")
     return config.embed.patch
 
 

@@ -322,17 +322,14 @@ def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
 
 
 def build_files(
-    settings: dict[str, Any], classes: int | None, class_names: tuple[str, ...] | None, pipeline: Preprocessing | None
+    settings: dict[str, Any], classes: int | None, class_names: tuple[str, ...] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return config.json with the labels, and preprocessor_config.json if the pipeline is known."""
+    """Return config.json with the labels."""
     if classes is not None:
         labels = class_names or tuple(f"LABEL_{i}" for i in range(classes))
         settings["id2label"] = {str(i): name for i, name in enumerate(labels)}
         settings["label2id"] = {name: i for i, name in enumerate(labels)}
-    files = {"config.json": settings}
-    if pipeline is not None:
-        files["preprocessor_config.json"] = build_processor_config(pipeline)
-    return files
+    return {"config.json": settings}
 
 
 def list_unused_tensors(config: TokenConfig) -> dict[str, tuple[int, ...]]:

@@ -23,6 +23,7 @@ from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding, 
 from vitrail.data.audit.masks import MaskCounts, find_absent_classes, find_mask_problems, join_digests, scan_masks
 from vitrail.data.audit.numbers import NumberSummary, find_number_problems, summarise_numbers
 from vitrail.data.audit.scan import scan_dataset
+from vitrail.data.audit.sound import SoundSummary, find_sound_problems, summarise_sounds
 from vitrail.data.audit.video import VideoSummary, find_video_problems, summarise_videos
 from vitrail.data.clip import Clip
 from vitrail.data.dataset import Dataset, Media
@@ -30,7 +31,7 @@ from vitrail.data.sources import load_dataset
 from vitrail.utils.progress import ProgressCallback
 
 __all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
-__all__ += ["MaskCounts", "VideoSummary", "check", "describe_kind"]
+__all__ += ["MaskCounts", "SoundSummary", "VideoSummary", "check", "describe_kind"]
 __all__ += ["NumberSummary", "exclude_images", "format_quarantine", "read_quarantine", "summarise_numbers"]
 
 
@@ -45,14 +46,16 @@ class Audit:
     )  # pixels of the classes of each split with masks
     numbers: Mapping[str, Mapping[str, NumberSummary]] = field(default_factory=dict)  # by split and target
     videos: Mapping[str, VideoSummary] = field(default_factory=dict)  # lengths, rates and sizes, by split
+    sounds: Mapping[str, SoundSummary] = field(default_factory=dict)  # lengths and rates, by split
     mask_digests: Mapping[int, np.ndarray] = field(
         default_factory=dict, compare=False
     )  # by the id of a mask store: uint64 [items, 2]
 
     @property
     def media(self) -> Media:
-        """Return what the items of the dataset are: images or videos."""
-        return "video" if any(images.media == "video" for images in self.dataset.splits.values()) else "image"
+        """Return what the items of the dataset are: images, videos or sounds."""
+        images = next(iter(self.dataset.splits.values()), None)
+        return "image" if images is None else images.media
 
     @property
     def is_ok(self) -> bool:
@@ -107,6 +110,7 @@ class Audit:
             name: {"images": len(images), "classes": images.class_counts}
             | (self.mask_counts[name].to_dict() if name in self.mask_counts else {})
             | ({"videos": self.videos[name].to_dict()} if name in self.videos else {})
+            | ({"sounds": self.sounds[name].to_dict()} if name in self.sounds else {})
             | ({"targets": {key: value.to_dict() for key, value in self.numbers[name].items()}} if self.numbers else {})
             for name, images in splits.items()
         }
@@ -138,7 +142,7 @@ def audit_dataset(
     `workers` is the number of processes (default: all cores; 0: this process only). `max_hash_distance` is the number of
     bits of 128 that may differ between near duplicates; None compares bytes only. Arrays in memory are checked for labels and
     copies only. Of a video, all bytes are read and the beginning, the middle and the end are decoded; those with fewer frames
-    than `clip` spans (default: 16 frames, every 4th) are reported.
+    than `clip` spans (default: 16 frames, every 4th) are reported. Of a sound, all samples are decoded, and compared.
     """
     scans = scan_dataset(dataset, cache, workers, progress)
     mask_scans = scan_masks(scans, cache, workers, progress)
@@ -147,6 +151,7 @@ def audit_dataset(
     for split, scan in scans.items():
         findings += checks.find_image_problems(split, scan, min_side)
         findings += find_video_problems(split, scan, min_side, clip or Clip())
+    findings += find_sound_problems(scans)
     for split, scan in mask_scans.items():
         findings += find_mask_problems(split, scan)
     findings += [*find_absent_classes(mask_scans), *find_number_problems(dataset, scans)]
@@ -157,7 +162,10 @@ def audit_dataset(
     numbers = numbers if any(numbers.values()) else {}
     summaries = {split: summarise_videos(scan) for split, scan in scans.items()}
     videos = {split: summary for split, summary in summaries.items() if summary}
-    return Audit(dataset, tuple(findings), mask_counts, numbers, videos, join_digests(mask_scans.values()))
+    sound_summaries = {split: summarise_sounds(scan) for split, scan in scans.items()}
+    sounds = {split: summary for split, summary in sound_summaries.items() if summary}
+    digests = join_digests(mask_scans.values())
+    return Audit(dataset, tuple(findings), mask_counts, numbers, videos, sounds, digests)
 
 
 def check(

@@ -49,6 +49,7 @@ FINDING_KINDS = {
     "mask-shape": Kind("error", "shapes that do not fit their image", "correct them; training skips these images"),
     "mask-unclear": Kind("error", "images whose mask is unclear", "rename them: one mask for each image"),
     "target-value": Kind("error", "images without a number to learn", "write finite numbers; training skips them"),
+    "short-sound": Kind("error", "sounds shorter than 25 ms", "delete them; training skips them"),
     "constant-target": Kind("error", "targets that do not vary", "leave them out of the targets, or add images"),
     "empty-class": Kind("error", "classes without images", "add images, or remove the folder"),
     "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
@@ -62,6 +63,9 @@ FINDING_KINDS = {
     "duplicate": Kind("warning", "identical images in one split", "keep one: copies count twice"),
     "video-cut": Kind("warning", "videos that end too early", "download again; clips are taken before the end"),
     "short-video": Kind("warning", "videos shorter than a clip", "the last frame is repeated; or use a shorter clip"),
+    "sound-cut": Kind("warning", "sounds that end too early", "download again; the samples that are there are used"),
+    "silent": Kind("warning", "silent sounds", "delete them: nothing can be learnt from them"),
+    "clipped": Kind("warning", "clipped sounds", "record them again with less gain, if others are not clipped"),
     "large": Kind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
     "tiny": Kind("warning", "very small images", "delete thumbnails and tracking pixels"),
     "class-case": Kind("warning", "classes whose names differ in case only", "merge them, or rename one"),
@@ -84,12 +88,13 @@ FINDING_KINDS = {
     "turned": Kind("note", "images with an EXIF orientation", "harmless: rotated when read"),
     "variable-rate": Kind("note", "videos with a variable frame rate", "harmless: frames are chosen by their times"),
     "video-turned": Kind("note", "videos that are stored turned", "harmless: rotated when read"),
+    "sample-rate": Kind("note", "sounds of another sample rate", "harmless: resampled when read"),
     "animated": Kind("note", "animated or multi-page images", "harmless: the first frame is used"),
     "hidden": Kind("note", "hidden files and tool files", "harmless: ignored"),
     "other-file": Kind("note", "other files", "harmless: ignored"),
     "passed-over": Kind("note", "ignored entries", "harmless, if none of them is training data"),
 }
-UNUSABLE_KINDS = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb")
+UNUSABLE_KINDS = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb", "short-sound")
 UNUSABLE_KINDS += (
     "mask-unreadable",
     "mask-size",
@@ -123,17 +128,17 @@ class Finding:
 
 
 def describe_kind(kind: str, media: Media = "image") -> Kind:
-    """Return a kind of finding in the words of images or of videos."""
+    """Return a kind of finding in the words of images, videos or sounds."""
     if media == "image":
         return FINDING_KINDS[kind]
     severity, title, remedy = FINDING_KINDS[kind]
-    return Kind(severity, title.replace("image", "video"), remedy.replace("image", "video"))
+    return Kind(severity, title.replace("image", media), remedy.replace("image", media))
 
 
 def find_image_problems(split: str, scan: SplitScan, min_side: int) -> Iterator[Finding]:
     """Yield the findings about single images of a split."""
     images = scan.images
-    if is_in_memory(images.store) or images.media == "video":
+    if is_in_memory(images.store) or images.media != "image":
         return
     for index, inspection in sorted(scan.notable.items()):
         for kind, detail in _iter_problems(inspection):

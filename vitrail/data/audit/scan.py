@@ -217,11 +217,12 @@ def is_made(store: Store) -> bool:
 
 
 def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: ProgressCallback | None) -> Scans:
-    """Inspect every image or video, or take its result from the cache."""
+    """Inspect every image, video or sound, or take its result from the cache."""
+    from vitrail.data.audit.sound import SoundInspection, SoundScan, inspect_sound
     from vitrail.data.audit.video import VideoInspection, VideoScan, inspect_video
 
-    has_videos = any(images.media == "video" for images in dataset.splits.values())
-    make_scan = VideoScan if has_videos else SplitScan
+    media = next((images.media for images in dataset.splits.values()), "image")
+    make_scan = {"image": SplitScan, "video": VideoScan, "sound": SoundScan}[media]
     scans: Scans = {split: make_scan(images) for split, images in dataset.splits.items()}
     total, done = sum(map(len, dataset.splits.values())), 0
 
@@ -237,9 +238,11 @@ def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: P
             report(len(scan.images))
     file_scans = [scan for scan in scans.values() if not is_made(scan.images.store) and len(scan.images)]
     if file_scans:
-        record, prefix, inspect = ImageInspection, "looks_1_", inspect_image
-        if has_videos:
-            record, prefix, inspect = VideoInspection, "videos_1_", inspect_video
+        record, prefix, inspect = {
+            "image": (ImageInspection, "looks_1_", inspect_image),
+            "video": (VideoInspection, "videos_1_", inspect_video),
+            "sound": (SoundInspection, "sounds_1_", inspect_sound),
+        }[media]
         with closing(InspectionCache(cache, record, prefix)) as inspections:
             scan_files(file_scans, inspections, workers, report, inspect)
     return scans

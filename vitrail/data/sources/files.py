@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -15,6 +15,7 @@ import numpy as np
 from vitrail.data.dataset import SPLITS, Dataset, Images, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image
 from vitrail.data.labels import normalise_class_name, sort_class_names
+from vitrail.data.sound import SOUND_SUFFIXES, import_soundfile, is_sound_name, open_sound
 from vitrail.data.sources import splits as parts
 from vitrail.data.video import VIDEO_SUFFIXES, has_suffix, import_av, is_video_name, list_frames, open_video
 
@@ -25,7 +26,7 @@ SKIP_HIDDEN, SKIP_NOT_AN_IMAGE = "hidden or a tool's", "not an image"
 SKIP_UNREADABLE = "unreadable"
 SKIP_LOOP, SKIP_OUTSIDE = "link to a folder that is already read", "outside the class folders"
 FRAME_NAME = re.compile(r"(?i)frame[ _.-]?\d+\.\w+")  # of the images in a folder that is a video
-MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES | SOUND_SUFFIXES
 BLOCK_BYTES = 2**20  # of a file that is read in parts
 LAYOUT_HELP = "use FOLDER/<class>/…, FOLDER/train/<class>/… and FOLDER/validation/<class>/…, or a CSV of path,label"
 
@@ -76,7 +77,7 @@ class FileStore:
 
     def open(self, item: int) -> Any:
         path = self.regular_path(item)
-        return open_video(path, self.name(item)) if self.media == "video" else open_image(path, self.name(item))
+        return {"image": open_image, "video": open_video, "sound": open_sound}[self.media](path, self.name(item))
 
     def data(self, item: int) -> bytes:
         return b"".join(self.blocks(item))
@@ -123,25 +124,43 @@ def is_image_name(name: str) -> bool:
 
 
 def is_media_name(name: str) -> bool:
-    """Return True if the file name has the suffix of an image or a video."""
-    return is_image_name(name) or is_video_name(name)
+    """Return True if the file name has the suffix of an image, a video or a sound."""
+    return has_suffix(name, MEDIA_SUFFIXES)
+
+
+def file_media(name: str) -> Media | None:
+    """Return what a file is, by its suffix; None if it is none of them."""
+    kinds: dict[Media, Callable[[str], bool]] = {"image": is_image_name, "video": is_video_name, "sound": is_sound_name}
+    return next((media for media, fits in kinds.items() if fits(name)), None)
 
 
 def find_media(source: str, paths: Sequence[str]) -> Media:
-    """Return what these paths are: images, or videos as files or folders of frames; raise ValueError for both."""
-    videos = [path for path in paths if is_video_name(path)]
-    images = [path for path in paths if is_image_name(path)] if videos else paths
-    if videos and images:
-        raise refuse_mixed(source, images[0], videos[0])
-    if videos:
+    """Return what these paths are: images, sounds, or videos as files or folders of frames; raise ValueError for two kinds."""
+    firsts: dict[Media, str] = {}
+    for path in paths:
+        if (media := file_media(path)) is not None:
+            firsts.setdefault(media, path)
+    if len(firsts) > 1:
+        raise refuse_mixed(source, firsts)
+    for media in firsts:
+        import_decoder(media)
+        return media
+    return "video" if os.path.isdir(next(iter(paths), "")) else "image"
+
+
+def import_decoder(media: Media) -> None:
+    """Import the library that decodes this kind of files; raise an error that tells how to install it."""
+    if media == "video":
         import_av()
-    first = next(iter(paths), "")
-    return "video" if videos or (not is_image_name(first) and os.path.isdir(first)) else "image"
+    if media == "sound":
+        import_soundfile()
 
 
-def refuse_mixed(source: str, image: str, video: str) -> ValueError:
-    """Return the error for images and videos in one dataset."""
-    found = f"images ({os.path.basename(image)}) and videos ({os.path.basename(video)})"
+def refuse_mixed(source: str, firsts: Mapping[Media, str]) -> ValueError:
+    """Return the error for several kinds in one dataset, from the first path of each."""
+    kinds: tuple[Media, ...] = ("image", "video", "sound")
+    names = [f"{media}s ({os.path.basename(firsts[media])})" for media in kinds if media in firsts]
+    found = " and ".join(names[:2])
     return ValueError(f"{printable_path(source)} has {printable_path(found)}: keep one kind, or list one kind in a CSV")
 
 
@@ -158,7 +177,7 @@ class FolderContents(NamedTuple):
     """The sorted contents of one folder."""
 
     folders: list[str]
-    images: list[str]  # or videos
+    images: list[str]  # or videos, or sounds
     others: list[str]
 
 
@@ -169,7 +188,7 @@ class FolderWalker:
     files: FileStore = field(default_factory=FileStore)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     progress: parts.ProgressCallback | None = None
-    accepted: frozenset[str] = IMAGE_SUFFIXES  # of the files to collect; MEDIA_SUFFIXES: of videos too
+    accepted: frozenset[str] = IMAGE_SUFFIXES  # of the files to collect; MEDIA_SUFFIXES: of videos and sounds too
     found: set[str] = field(default_factory=set)  # suffixes of the accepted files in all folders that were listed
 
     def skip(self, folder: str, names: Iterable[str], reason: str | None = None) -> None:
@@ -208,8 +227,8 @@ class FolderWalker:
         return count + sum(self.add_tree(os.path.join(folder, name), visited) for name in contents.folders)
 
     def find_media(self, source: str) -> Media:
-        """Return what the files are, images or videos; raise ValueError for both."""
-        if not self.found & VIDEO_SUFFIXES:
+        """Return what the files are, images, videos or sounds; raise ValueError for two kinds."""
+        if self.found <= IMAGE_SUFFIXES:
             return "image"
         return find_media(source, [self.files.path(item) for item in range(len(self.files))])
 
@@ -229,7 +248,7 @@ class SplitListing:
 
 
 def read_class_folders(root: str, options: parts.ReadOptions, frames: bool | None = None) -> Dataset:
-    """Read class folders of images or videos, or a folder of either if labels are not needed.
+    """Read class folders of images, videos or sounds, or a folder of them if labels are not needed.
 
     With `frames`, the folders that have images are videos, and the images their frames; None: if all are named frame_0001.jpg.
     """
@@ -257,7 +276,7 @@ def read_class_folders(root: str, options: parts.ReadOptions, frames: bool | Non
 
 def has_frame_folders(store: FileStore, root: str, has_splits: bool) -> bool:
     """Return True if all images are named like frame_0001.jpg, in folders inside of the class folders."""
-    if store.media == "video" or not FRAME_NAME.fullmatch(os.path.basename(store.path(0))):
+    if store.media != "image" or not FRAME_NAME.fullmatch(os.path.basename(store.path(0))):
         return False
     depths = [len(os.path.relpath(folder, root).split(os.sep)) for folder in store.folders]
     names = (os.path.basename(store.path(item)) for item in range(len(store)))
@@ -266,8 +285,8 @@ def has_frame_folders(store: FileStore, root: str, has_splits: bool) -> bool:
 
 def group_frames(store: FileStore, listings: dict[str, SplitListing]) -> tuple[FileStore, dict[str, SplitListing]]:
     """Return the folders of a store as videos, and the class folders of each split with the videos in them."""
-    if store.media == "video":
-        raise ValueError(f"{store.name(0)} is a video: folders of frames have images only")
+    if store.media != "image":
+        raise ValueError(f"{store.name(0)} is a {store.media}: folders of frames have images only")
     folders, videos, grouped = np.array(store.folder_ids), FileStore("video"), {}
     for split, listing in listings.items():
         grouped[split] = SplitListing(len(videos), {})

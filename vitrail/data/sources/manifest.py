@@ -30,6 +30,11 @@ PATH_COLUMNS = (
     "image_path",
     "video",
     "video_path",
+    "audio",
+    "audio_path",
+    "sound",
+    "sound_path",
+    "recording",
 )
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
 MASK_COLUMNS = ("mask", "masks", "mask_path", "mask_file", "label_path", "segmentation", "segmentation_path")

@@ -1,4 +1,4 @@
-"""Parquet tables: with embedded images, and labels, masks or numbers, as on the Hugging Face Hub, or manifests of paths."""
+"""Parquet tables: with embedded images or sounds, and labels, masks or numbers, as on the Hugging Face Hub, or lists of paths."""
 
 import io
 import json
@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.dataset import Dataset
+from vitrail.data.dataset import Dataset, Media
 from vitrail.data.decode import open_image
+from vitrail.data.sound import Sound, SoundFile
 from vitrail.data.sources import manifest
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import printable_path
+from vitrail.data.sources.files import import_decoder, printable_path
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import EncodedMasks, build_mask_dataset, find_classes
 from vitrail.data.sources.numbers import NumberRows, build_number_dataset, find_target_columns
 
-IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png", "bytes")
+SOUND_COLUMNS = ("audio", "sound", "recording", "wav", "flac", "mp3")
+IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png", *SOUND_COLUMNS, "bytes")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
 MASK_COLUMNS = (*manifest.MASK_COLUMNS, "annotation", "label", "labels", "semantic_mask", "segmentation_mask")
 MAX_KEPT_BYTES = 2**29  # row groups kept per process; the shuffle window should fit
@@ -42,6 +44,8 @@ class ParquetStore:
     def __init__(self, files: Sequence[str], column: str, groups: np.ndarray, size: int) -> None:
         self.files, self.column, self.size = list(files), column, size
         self.groups = groups  # [g, 3] int64: first item, file, row group in the file
+        self.media: Media = "sound" if column.casefold() in SOUND_COLUMNS else "image"
+        import_decoder(self.media)
         self._process = -1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class ParquetStore:
         if isinstance(value, dict):
             value = value.get("bytes")
         if not isinstance(value, bytes):
-            raise OSError(f"{self.name(item)}: the row has no image")
+            raise OSError(f"{self.name(item)}: the row has no {self.media}")
         return value
 
     def _read_group(self, group: int) -> Any:
@@ -88,7 +92,9 @@ class ParquetStore:
             reason = format_first_line(error)
             raise OSError(f"{printable_path(path)}: cannot read row group {number} ({reason})") from None
 
-    def open(self, item: int) -> Image.Image:
+    def open(self, item: int) -> Image.Image | Sound:
+        if self.media == "sound":
+            return SoundFile(io.BytesIO(self.data(item)), self.name(item))
         return open_image(io.BytesIO(self.data(item)), self.name(item))
 
     def stamp(self, item: int) -> tuple[int, int] | None:

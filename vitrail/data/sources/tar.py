@@ -20,8 +20,9 @@ import numpy as np
 from vitrail.data.dataset import Dataset, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image
 from vitrail.data.labels import normalise_class_name
+from vitrail.data.sound import SOUND_SUFFIXES, SoundFile
 from vitrail.data.sources import splits
-from vitrail.data.sources.files import BLOCK_BYTES, printable_path, refuse_mixed
+from vitrail.data.sources.files import BLOCK_BYTES, import_decoder, printable_path, refuse_mixed
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import (
@@ -32,7 +33,7 @@ from vitrail.data.sources.masks import (
     describe_skipped,
     find_classes,
 )
-from vitrail.data.video import VIDEO_SUFFIXES, import_av
+from vitrail.data.video import VIDEO_SUFFIXES
 
 NO_LABEL = ""
 CLASS_FILE_NAMES = ("classes.txt", "labels.txt", "classnames.txt")
@@ -79,6 +80,8 @@ class TarStore:
             from vitrail.data.video_file import VideoFile
 
             return VideoFile(lambda: self.open_member(item), self.name(item), self.stamp(item))
+        if self.media == "sound":
+            return SoundFile(self.open_member(item), self.name(item))
         return open_image(io.BytesIO(self.data(item)), self.name(item))
 
     def open_member(self, item: int) -> BinaryIO:
@@ -142,15 +145,15 @@ class TarSample:
     """The members of one key."""
 
     images: dict[str, Member] = field(default_factory=dict)  # by the lower-case suffix after the key
-    video: Member | None = None
+    recording: tuple[Media, Member] | None = None  # a video or a sound
     label: Label | None = None
     has_caption: bool = False
 
     @property
     def image(self) -> Member | None:
-        """Return the video, or the image: the last one with a single suffix, else the first; not a mask beside it."""
-        if self.video is not None:
-            return self.video
+        """Return the video, the sound, or the image: the last with a single suffix, else the first; not a mask beside it."""
+        if self.recording is not None:
+            return self.recording[1]
         mask = None if self.label is not None else self.mask_kind
         kinds = [kind for kind in self.images if kind != mask]
         plain = [kind for kind in kinds if "." not in kind]
@@ -177,7 +180,7 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
     mask_items: list[int] = []  # -1 for an image without a mask
     skipped, unlabelled = [], ""  # the reason why the first sample without a label has none
     shared: dict[Label, Label] = {}  # equal labels share one object
-    names: dict[Media, str] = {}  # the first image and the first video
+    names: dict[Media, str] = {}  # the first image, the first video and the first sound
     for number, shard in enumerate(shards):
         for key, sample in read_samples(shard).items():
             if sample.image is None:
@@ -188,9 +191,9 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
                 hint = f"add {key}.cls, {key}.json with a label, or {key}.mask.png"
                 unlabelled = f"{printable_path(shard)}: sample {key} has {problem}: {hint}"
             label = NO_LABEL if sample.label is None else sample.label
-            names.setdefault("image" if sample.video is None else "video", sample.image[0])
+            names.setdefault("image" if sample.recording is None else sample.recording[0], sample.image[0])
             if len(names) > 1:
-                raise refuse_mixed(source, names["image"], names["video"])
+                raise refuse_mixed(source, names)
             images.add(number, *sample.image)
             labels.append(shared.setdefault(label, label))
             mask_items.append(-1 if sample.mask is None else len(masks))
@@ -198,9 +201,9 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
                 masks.add(number, *sample.mask)
         if options.progress:
             options.progress("listing shards", number + 1, len(shards))
-    if "video" in names:
-        import_av()
-        images.media = "video"
+    for media in names:
+        import_decoder(media)
+        images.media = media
     shard_splits = [split_from_path(shard) for shard in shards]
     parts = [shard_splits[number] for number in images.shard]
     if set(shared) == {NO_LABEL} and len(masks):
@@ -291,7 +294,9 @@ def add_member(samples: dict[str, TarSample], member: tarfile.TarInfo, file: Bin
         sample.images.pop(kind, None)  # of two members with one name the last counts
         sample.images[kind] = (member.name, member.offset_data, member.size)
     elif f".{kind.rpartition('.')[2]}" in VIDEO_SUFFIXES:
-        sample.video = (member.name, member.offset_data, member.size)
+        sample.recording = ("video", (member.name, member.offset_data, member.size))
+    elif f".{kind.rpartition('.')[2]}" in SOUND_SUFFIXES:
+        sample.recording = ("sound", (member.name, member.offset_data, member.size))
     elif kind in ("cls", "json"):
         position = file.tell()
         file.seek(member.offset_data)

@@ -29,6 +29,7 @@ from vitrail.data.transforms.crops import (
 )
 from vitrail.data.transforms.operations import rotate_hue, scale_brightness, scale_contrast, scale_saturation
 from vitrail.data.transforms.randaugment import RandAugment
+from vitrail.data.transforms.spectrogram import SpectrogramSlot
 from vitrail.data.transforms.user import UserTransform
 
 SUBSTREAM_OFFSET = 2**16  # offset of the streams within a slot
@@ -421,4 +422,4 @@ class ThreeAugment(Photometric):
 
 GeometricSlot = Flip | PadCrop | Warp | Rotate
 ChangeSlot = GeometricSlot | ColourJitter | RandomErasing | RandAugment | ThreeAugment | Blur | Grey | Solarise
-AugmentSlot = RandomResizedCrop | SimpleCrop | ScaleJitter | Fit | ChangeSlot | UserTransform
+AugmentSlot = RandomResizedCrop | SimpleCrop | ScaleJitter | Fit | ChangeSlot | SpectrogramSlot | UserTransform

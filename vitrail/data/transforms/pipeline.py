@@ -11,13 +11,16 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.clip import Clip
-from vitrail.data.dataset import Images
+from vitrail.data.dataset import Images, Media
 from vitrail.data.decode import Box, DecodedImage, LazyImage, start_decoding
+from vitrail.data.log_mel import LogMel
 from vitrail.data.preprocessing import PIL_MODES, ImageSize, Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom
+from vitrail.data.sound import Sound
 from vitrail.data.transforms.augment import AugmentSlot, Blur, ChangeSlot, ColourJitter, Flip, Grey, Solarise
 from vitrail.data.transforms.crops import CropSlot, Fit, PaddedCrop, RandomResizedCrop, ScaleJitter, SimpleCrop
 from vitrail.data.transforms.operations import luma
+from vitrail.data.transforms.spectrogram import SpectrogramSlot
 from vitrail.data.transforms.user import BoundTransform, UserTransform, describe_missing, shorten
 from vitrail.data.video import Video, read_clip
 
@@ -38,6 +41,9 @@ class TrainPipeline:
     With `masks`, rows have the mask of the image as last channel, moved with the image. Steps without `move_mask` are refused.
     With a `clip`, samples are clips of videos at a random start, [C, T, H, W]. All frames of a clip get the same random numbers,
     so that the crop stands still, and a step does to every frame what it does to a single image.
+
+    With a `sound`, samples are log-mel spectrograms of sounds, float32 [1, mel bins, frames]: a random part of a longer sound, a
+    shorter one at a random place. Only steps for spectrograms apply.
     """
 
     steps: Steps
@@ -46,10 +52,15 @@ class TrainPipeline:
     turn: bool = True
     masks: bool = False
     clip: Clip | None = None
+    sound: LogMel | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in PIL_MODES:
             raise ValueError(f"augmentation supports 1, 3 or 4 channels, got {self.channels}")
+        for step in self.steps:
+            if not isinstance(step, BoundTransform) and isinstance(step, SpectrogramSlot) != (self.sound is not None):
+                kind = "images" if self.sound is None else "sounds"
+                raise ValueError(f"{type(step).__name__} does not apply to {kind}: remove it from the augmentation")
         for position, step in enumerate(self.steps):
             if self.masks and not isinstance(step, CROP_TYPES) and not hasattr(step, "move_mask"):
                 slot = step.slot if isinstance(step, BoundTransform) else step
@@ -65,6 +76,11 @@ class TrainPipeline:
                 raise ValueError(f"{type(step).__name__} size {got} differs from the model's {want}: use one size")
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of an output row: float32 for sounds, uint8 for all others."""
+        return torch.uint8 if self.sound is None else torch.float32
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of an output row."""
         return self.channels + self.masks, *(() if self.clip is None else (self.clip.frames,)), *self.size
@@ -76,16 +92,30 @@ class TrainPipeline:
         return first if isinstance(first, CROP_TYPES) else Fit(self.size)
 
     @cached_property
-    def augmentations(self) -> list[tuple[int, ChangeSlot | BoundTransform]]:
+    def augmentations(self) -> list[tuple[int, ChangeSlot | SpectrogramSlot | BoundTransform]]:
         """Return the steps after the crop, each with its random stream."""
         return [(i + 1, s) for i, s in enumerate(self.steps) if not isinstance(s, (*CROP_TYPES, UserTransform))]
 
-    def __call__(self, image: Image.Image | Video, rng: SampleRandom, mask: np.ndarray | None = None) -> Tensor:
-        """Convert an image to uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W]; a video to [C, T, H, W]."""
+    def __call__(self, image: Image.Image | Video | Sound, rng: SampleRandom, mask: np.ndarray | None = None) -> Tensor:
+        """Convert an image to uint8 [C, H, W], or with the mask of the upright image [C + 1, H, W]; a video to [C, T, H, W].
+
+        Of a sound return the spectrogram, float32 [1, mel bins, frames].
+        """
         return self.augment_image(self.crop_opened(image, mask, rng), rng)
 
-    def crop_opened(self, image: Image.Image | Video, mask: np.ndarray | None, rng: SampleRandom) -> Tensor:
-        """Apply the crop to an opened image, with the mask of the upright image, or to the frames of a random clip of a video."""
+    def crop_opened(self, image: Image.Image | Video | Sound, mask: np.ndarray | None, rng: SampleRandom) -> Tensor:
+        """Apply the crop to an opened image, with the mask of the upright image, or to the frames of a random clip of a video.
+
+        Of a sound return a random part of its spectrogram.
+        """
+        if self.sound is not None:
+            if not isinstance(image, Sound):
+                raise ValueError("the model takes sounds, got an image or a video: give sounds")
+            room = image.count_frames(self.sound) - self.size[1]
+            start = min(0, room) + int(rng.with_stream(0).uniform_at(0) * (abs(room) + 1))
+            return image.spectrogram(self.sound, start, self.size[1])[None]
+        if isinstance(image, Sound):
+            raise ValueError("the model takes images, got a sound: give images, or a model that takes sounds")
         if self.clip is None:
             if isinstance(image, Video):
                 raise ValueError("the model takes images, got a video: give images, or a model that takes clips")
@@ -201,6 +231,10 @@ class MultiCropPipeline:
     @property
     def turn(self) -> bool:
         return self.first.turn
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -333,8 +367,14 @@ def match_masks(pipeline: Pipeline, masks: bool) -> Pipeline:
     return pipeline
 
 
-def check_media(pipeline: Pipeline, media: str) -> None:
-    """Raise ValueError if the pipeline makes clips and the data has images, or the other way round."""
+def check_media(pipeline: Pipeline, media: Media) -> None:
+    """Raise ValueError if the pipeline makes clips and the data has images, or the other way round; likewise of sounds."""
+    sound = None if isinstance(pipeline, MultiCropPipeline) else pipeline.sound
+    if media == "sound" and isinstance(pipeline, MultiCropPipeline):
+        raise ValueError("several crops of each image (views) are not supported for sounds")
+    if (media == "sound") != (sound is not None):
+        takes = "sounds" if sound is not None else "images or videos"
+        raise ValueError(f"the data has {media}s, but the model takes {takes}: use a model that takes {media}s")
     clip = None if isinstance(pipeline, MultiCropPipeline) else pipeline.clip
     if media == "video" and isinstance(pipeline, MultiCropPipeline):
         raise ValueError("several crops of each image (views) are not supported for videos")

@@ -18,6 +18,7 @@ NAMES = (
     "regress",
     "self-training",
     "video",
+    "sound",
     "paper-imagenet",
     "paper-finetune",
     "plain-s16",

@@ -8,7 +8,8 @@ AdamW with a lower learning rate for each layer further from the head, a new hea
 number of epochs depends on the number of images. A head alone (--tune head) and LoRA (--tune lora) get three times the learning
 rate; a head alone gets no patch dropout.
 
-For videos, a model of images is inflated to one of clips. Clips are not flipped: left and right may be classes.
+For videos, a model of images is inflated to one of clips. Clips are not flipped: left and right may be classes. For sounds, a
+model of images becomes one of spectrograms, as the Audio Spectrogram Transformer does; spectrograms are augmented as in `sound`.
 
 Runs of fewer than 500 steps of 32 images get a higher learning rate for the head and for lower layers, and less label smoothing.
 With Adam each weight moves by about its learning rate in a step: in few steps a head that starts at zero stays so small that
@@ -26,6 +27,7 @@ from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Data, Facts, Recipe
 from vitrail.training.recipes.clips import adapt_to_clips
 from vitrail.training.recipes.common import configure_init
+from vitrail.training.recipes.sound import adapt_to_sounds, choose_augmentation
 from vitrail.training.schedule import EMA, Cosine
 
 SMALL_DATA = 5_000  # training images up to which small batches and many epochs are better
@@ -69,10 +71,11 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         dropout = 0.0
         half = "the head needs features of complete images" if frozen else f"{model.describe()} needs every patch"
     flip = () if model.frames is not None else (Flip(),)
+    augment = (RandomResizedCrop(model.image_size, scale=(0.35, 1.0)), *flip)
     return Recipe(
         name="finetune",
         data=data,
-        augment=(RandomResizedCrop(model.image_size, scale=(0.35, 1.0)), *flip),
+        augment=augment if facts.seconds is None else choose_augmentation(model.image_size),
         objective=Classification(
             loss=facts.loss,
             smoothing=0.0 if facts.several else round(0.1 * share, 3),  # lowers confidence, which few steps leave low
@@ -84,10 +87,13 @@ def recipe(facts: Facts, data: Data) -> Recipe:
 
 def plan_tuning(facts: Facts) -> tuple[dict[str, Any], float]:
     """Return the fields of a recipe that are chosen alike for classes and numbers, and the share of a long run."""
-    size = facts.choose("size", configure_init(facts).image_size, "size of the checkpoint")
-    model, clip = adapt_to_clips(facts, configure_init(facts, size))
-    default = Preprocessing(model.image_size, model.image_size).with_channels(model.channels)
-    pipeline = facts.init_preprocessing or default
+    if facts.seconds is None:
+        size = facts.choose("size", configure_init(facts).image_size, "size of the checkpoint")
+        model, clip = adapt_to_clips(facts, configure_init(facts, size))
+        default = Preprocessing(model.image_size, model.image_size).with_channels(model.channels)
+        pipeline = replace((facts.init_preprocessing or default).with_size(size), turn=True, clip=clip)
+    else:
+        model, pipeline = adapt_to_sounds(facts)
     batch = facts.choose("batch_size", 32 if facts.images < SMALL_DATA else 128, f"{facts.images:,} training images")
     epochs = float(min(24, max(4, round(16_000 / facts.images))))
     lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")
@@ -102,7 +108,7 @@ def plan_tuning(facts: Facts) -> tuple[dict[str, Any], float]:
     head_scale = facts.choose("head_scale", choose_head_scale(share, factor), new_head)
     fields = {
         "model": model,
-        "preprocessing": replace(pipeline.with_size(size), turn=True, clip=clip),
+        "preprocessing": pipeline,
         "optimizer": AdamW(
             lr=lr,
             weight_decay=0.05,

@@ -12,7 +12,7 @@ from vitrail.checkpoints.load import inspect_checkpoint, load, save
 from vitrail.checkpoints.targets import check_expressible
 from vitrail.metrics.temperature import TemperatureFit
 from vitrail.models.adapt import KEEP
-from vitrail.models.base import Model
+from vitrail.models.base import Model, ModelConfig
 from vitrail.models.lora import merge_lora, tune
 from vitrail.models.registry import build_from
 from vitrail.nn.embed import Tubelets
@@ -43,7 +43,11 @@ def load_initial_model(setup: RunSetup) -> Model:
     config = recipe.model
     classes = None if config.classes is None else KEEP  # other classes are the affair of `start_from`
     # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
-    source = load(init, classes=classes, image_size=config.image_size, channels=config.channels, mmap=False)
+    options: dict[str, Any] = {"classes": classes, "mmap": False}
+    if recipe.preprocessing.sound is None:
+        source = load(init, image_size=config.image_size, channels=config.channels, **options)
+    else:
+        source = load_for_sounds(init, config, **options)
     if config.frames is not None and config.frames != source.config.frames:
         if source.config.frames is None:
             tokens = config.require_tokens("inflation of a model of images", clips=True)
@@ -69,6 +73,14 @@ def load_initial_model(setup: RunSetup) -> Model:
         recipe.objective.adopt_head(model)
         setup.note(f"{init} has the same labels: its head is kept")
     return model
+
+
+def load_for_sounds(init: str, config: ModelConfig, **options: Any) -> Model:
+    """Return a model of spectrograms: one that was trained on sounds at the recipe's size, or one made from a model of images."""
+    source = load(init, **options)
+    if getattr(source.preprocessing, "sound", None) is None:
+        return source.take_spectrograms(config.image_size, config.overlap)
+    return source.resize(config.image_size)
 
 
 class Evaluator:

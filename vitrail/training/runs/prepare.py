@@ -76,6 +76,8 @@ class Prepared:
 
     def measure_facts(self) -> Facts:
         """Return the properties that recipes adapt to."""
+        if self.train.media == "sound":
+            return self._measure_sounds()
         most = SAMPLE_SIZE if self.train.media == "image" else VIDEO_SAMPLE_SIZE
         sample = np.linspace(0, len(self.train) - 1, min(most, len(self.train))).round().astype(int)
         sizes, modes, numbers = [], [], summarise_numbers(self.train).values()
@@ -100,6 +102,23 @@ class Prepared:
             rate=median(rates) if rates else None,
             target_mean=tuple(each.mean for each in numbers),
             target_std=tuple(each.std for each in numbers),
+        )
+
+    def _measure_sounds(self) -> Facts:
+        """Return the properties of sounds: their lengths and rates are those of the audit."""
+        sounds, numbers = self.audit.sounds["train"], summarise_numbers(self.train).values()
+        rate = int(sounds.rates[1])
+        return Facts(
+            images=len(self.train),
+            classes=len(self.labels),
+            several=self.train.is_multi_label,
+            side=(128, round(100 * sounds.usual_seconds)),
+            channels=1,
+            several_sizes=True,
+            target_mean=tuple(each.mean for each in numbers),
+            target_std=tuple(each.std for each in numbers),
+            seconds=sounds.usual_seconds,
+            sample_rate=rate,
         )
 
 

@@ -99,7 +99,9 @@ class RunSetup:
         if recipe.views is not None:
             return recipe.views.build_pipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
         steps, masks = bind_transforms(recipe.augment, self.functions), self.prepared.train.masks is not None
-        return TrainPipeline(steps, pipeline.size, pipeline.channels, pipeline.turn, masks, pipeline.clip)
+        return TrainPipeline(
+            steps, pipeline.size, pipeline.channels, pipeline.turn, masks, pipeline.clip, pipeline.sound
+        )
 
     def check_functions(self) -> None:
         """Raise ValueError unless the recipe's augmentation has exactly the functions given, and they work."""
