@@ -8,8 +8,9 @@ import pytest
 from tests.deploy.asked import CLASSES, images, model, read, vitrail
 from tests.deploy.exports import saved, tiny
 from vitrail.deploy.runtimes import select as choosing
+from vitrail.deploy.runtimes.base import random_pixels
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
-from vitrail.deploy.runtimes.select import random_pixels, select_runtime
+from vitrail.deploy.runtimes.select import select_runtime
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +37,16 @@ def test_contract_of_a_checkpoint(place):
     assert len(found.contract.checksum) == 64
     assert found.contract.config["classes"] == 7
     assert found.name == place.name  # as for vitrail evaluate, where the file is called as all are
-    logits = found.runtime(random_pixels(found.contract, 3))
+    logits = found.runtime(random_pixels(found.contract.preprocessing, 3))
     assert (logits.shape, logits.dtype) == ((3, 7), np.float32)
     features = open_deployed_model(place / "model.safetensors", runtime="torch", output_kind="features")
-    assert features.runtime(random_pixels(found.contract, 3)).shape == (3, 16)
+    assert features.runtime(random_pixels(found.contract.preprocessing, 3)).shape == (3, 16)
 
 
 def test_size_changes_the_preprocessing(place):
     found = open_deployed_model(place / "model.safetensors", runtime="torch", size=(16, 16))
     assert found.contract.preprocessing.size == (16, 16)
-    assert found.runtime(random_pixels(found.contract, 1)).shape == (1, 7)
+    assert found.runtime(random_pixels(found.contract.preprocessing, 1)).shape == (1, 7)
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "openvino"])
@@ -55,7 +56,7 @@ def test_runtimes_match_pytorch_and_export_once(place, runtime):
     report = []
     found = open_deployed_model(place / "model.safetensors", runtime=runtime, threads=1, report=report.append)
     plain = open_deployed_model(place / "model.safetensors", runtime="torch")
-    pixels = random_pixels(found.contract, 3)
+    pixels = random_pixels(found.contract.preprocessing, 3)
     assert found.runtime.name == runtime
     assert found.contract.labels == CLASSES
     assert np.abs(found.runtime(pixels) - plain.runtime(pixels)).max() < 1e-3

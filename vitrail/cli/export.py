@@ -42,7 +42,7 @@ from vitrail.utils.text import format_table
 if TYPE_CHECKING:
     from vitrail.deploy.export.comparison import OutputComparison, RuntimeSpeed, VerificationReport
 
-MAX_GENERATED_IMAGES = {"image": 32, "video": 8}
+MAX_GENERATED_IMAGES = {"image": 32, "video": 8, "sound": 32}
 VERIFY_OPTIONS = ("split", "map", "label_from", "ignore")
 OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (with a .bin beside it)")
 
@@ -157,10 +157,8 @@ def format_report(model: str, report: "VerificationReport") -> list[str]:
         lines += ["  effect of token merging, compared with the model without it:"]
         lines += [f"    {line}" for line in format_comparison(report.unmerged)]
     lines.append(f"  size: {format_bytes(report.bytes)}, checkpoint {format_bytes(report.bytes_before)}")
-    lines += [
-        f"  {line}"
-        for line in format_speeds(report.speeds, report.batch_size, "image" if report.media == "image" else "clip")
-    ]
+    noun = "clip" if report.media == "video" else report.media
+    lines += [f"  {line}" for line in format_speeds(report.speeds, report.batch_size, noun)]
     if report.kept:
         lines.append(f"  layers in float: {', '.join(report.kept)}")
     lines += [f"  note: {note}" for note in report.notes]

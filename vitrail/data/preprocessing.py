@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitrail.data.clip import Clip
-from vitrail.data.dataset import IGNORED
+from vitrail.data.dataset import IGNORED, Media
 from vitrail.data.log_mel import LogMel
 from vitrail.utils.devices import constant_tensor
 
@@ -110,6 +110,11 @@ class Preprocessing:
             raise ValueError(f"preprocessing has {self.size[0]} rows, but its features have {sound.mel_bins} mel bins")
 
     @property
+    def media(self) -> Media:
+        """Return what the model takes: images, videos or sounds."""
+        return "sound" if self.sound is not None else "image" if self.clip is None else "video"
+
+    @property
     def dtype(self) -> torch.dtype:
         """Return the type of a row, before it is normalised: float32 for sounds, uint8 for all others."""
         return torch.uint8 if self.sound is None else torch.float32
@@ -162,6 +167,7 @@ class Preprocessing:
         self.check_item(image)
         if self.sound is not None:
             sound: Any = image
+            sound.rate = sound.rate or self.sound.sample_rate
             start = self.sound.find_start(sound.count_frames(self.sound), self.size[1])
             return sound.spectrogram(self.sound, start, self.size[1])[None]
         if self.clip is not None:

@@ -44,7 +44,7 @@ class Sound(ABC):
     """An opened sound: `len(sound)` samples of one channel, the mean of the channels of a file."""
 
     name: str  # in messages
-    rate: int  # samples per second, Hz
+    rate: int  # samples per second, Hz; 0: that of the model
     channels: int = 1  # of the file
     stated: int = 0  # samples that the header of a file lists, if the file ends long before them
 
@@ -273,8 +273,11 @@ def open_sound(path: str, name: str | None = None) -> Sound:
     return SoundFile(path, name or path)
 
 
-def to_sound(value: Any, rate: int) -> Sound:
-    """Return the sound of a value: a path, the bytes of a file, a waveform [n] or [n, channels] at `rate`, or a sound."""
+def to_sound(value: Any, rate: int = 0) -> Sound:
+    """Return the sound of a value: a path, the bytes of a file, a waveform [n] or [n, channels], or a sound.
+
+    `rate` is that of a waveform; 0 for that of the model.
+    """
     if isinstance(value, Sound):
         return value
     if isinstance(value, str | os.PathLike):

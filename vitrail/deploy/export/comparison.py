@@ -14,15 +14,22 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.runtimes.base import ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.base import LOG_ENERGIES, ModelContract, OutputKind, Runtime
 from vitrail.tasks.comparison import OutputComparison, compare_features
 
 
 def generate_images(preprocessing: Preprocessing, count: int, seed: int = 0) -> np.ndarray:
-    """Return synthetic images of gradients, waves, noise and boxes, uint8 [count, C, H, W]; of clips, they move sideways."""
+    """Return synthetic images of gradients, waves, noise and boxes, uint8 [count, C, H, W]; of clips, they move sideways.
+
+    Of sounds they are spectrograms, float32 [count, 1, mel bins, frames].
+    """
     if (clip := preprocessing.clip) is not None:
         stills = generate_images(replace(preprocessing, clip=None), count, seed)
         return np.stack([np.roll(stills, 2 * frame, axis=-1) for frame in range(clip.frames)], axis=-3)
+    if preprocessing.sound is not None:
+        grey = generate_images(replace(preprocessing, sound=None), count, seed)
+        low, high = LOG_ENERGIES
+        return (low + (high - low) * grey / 255).astype(np.float32)
     rng = np.random.default_rng(seed)
     height, width = preprocessing.size
     y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]

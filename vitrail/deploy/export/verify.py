@@ -67,6 +67,8 @@ def export_and_verify(
     progress: ProgressCallback | None = None,
 ) -> VerificationReport:
     """Write the file and return the report; raise `VerificationError` if it fails."""
+    if request.uint8 and contract.media == "sound":
+        raise ValueError("uint8=True is for pixels, and this model takes log-mel spectrograms: leave it out")
     int8, limits = request.precision == "int8", comparison.tolerances_for(request.precision, request.tolerance)
     export.check_export(
         path, request.target, "fp32" if int8 else request.precision, request.merge, request.dynamic_size

@@ -1,4 +1,4 @@
-"""Collect images or videos from files, folders, patterns, lists, tar shards and tables into one sequence.
+"""Collect images, videos or sounds from files, folders, patterns, lists, tar shards and tables into one sequence.
 
 Labels and splits are ignored. A folder of images is many images for a model of images, and a video, whose frames they are, for
 a model of clips: what the model takes is asked for where it decides.
@@ -20,25 +20,30 @@ from torch import Tensor
 from vitrail.data.dataset import Images, Media, Store
 from vitrail.data.decode import name_image_errors
 from vitrail.data.images import CHANNELS, KINDS, is_image
-from vitrail.data.sources import detect, downloads, load_dataset, manifest, objects, parquet, tar
+from vitrail.data.sound import SOUND_SUFFIXES, Sound, is_sound_name, to_sound
+from vitrail.data.sources import detect, downloads, files, load_dataset, manifest, objects, parquet, tar
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import (
     MEDIA_SUFFIXES,
     FileStore,
     FolderWalker,
     find_media,
+    import_decoder,
     is_image_name,
     is_media_name,
     printable_path,
 )
 from vitrail.data.sources.layouts import FRAMES_PREFIX
-from vitrail.data.video import VIDEO_SUFFIXES, Video, import_av, is_video_name, to_video
+from vitrail.data.video import VIDEO_SUFFIXES, Video, is_video_name, to_video
 from vitrail.utils.progress import ProgressCallback
 
 INPUT_KINDS = {".csv": "csv", ".tsv": "csv", ".jsonl": "lines", ".ndjson": "lines"}  # other files are images
 INPUT_KINDS |= {".parquet": "parquet", ".tar": "tar"}
 OpenedInput = tuple[Store, np.ndarray | None]  # a store, and the indices of its images; None for all
 AskMedia = Callable[[], Media]  # what the model takes
+
+
+NOUNS: dict[Media, str] = {"image": "an image", "video": "a video", "sound": "a sound"}  # in messages
 
 
 def take_images() -> Media:
@@ -60,7 +65,7 @@ class ImageInputs:
 
     @property
     def media(self) -> Media:
-        """Return what all stores have, images or videos."""
+        """Return what all stores have: images, videos or sounds."""
         return media_of(self.stores[0])
 
     def locate(self, index: int) -> tuple[Store, int]:
@@ -73,7 +78,7 @@ class ImageInputs:
         store, item = self.locate(item)
         return store.name(item)
 
-    def open(self, item: int) -> Image.Image | Video:
+    def open(self, item: int) -> Image.Image | Video | Sound:
         store, item = self.locate(item)
         return store.open(item)
 
@@ -112,15 +117,17 @@ def media_of(store: Store) -> Media:
 def collect_images(
     images: Any, progress: ProgressCallback | None = None, ask_media: AskMedia = take_images
 ) -> ImageInputs:
-    """Return the images or videos of a path, one in memory, a list of either, or any Python object that is data."""
+    """Return the images, videos or sounds of a path, one in memory, a list of them, or any Python object that is data."""
     if isinstance(images, np.ndarray | Tensor) and is_batch(images, ask_media):
         images = list(images)
-    if is_image(images) or isinstance(images, Video):
+    if is_image(images) or isinstance(images, Video | Sound):
         images = [images]
     if not isinstance(images, Sequence):
         return join_stores(open_dataset(images, progress), (), objects.describe_object(images))
     if images and all(isinstance(image, str | os.PathLike) for image in images):
         return collect_inputs(images, progress, ask_media)
+    if images and all(is_sound(image, ask_media) for image in images):
+        return join_stores([(SoundStore(images, "sound", np.zeros(len(images), np.uint64)), None)], (), "the list")
     if wrong := [(item, image) for item, image in enumerate(images) if not is_image(image) and not is_video(image)]:
         raise ValueError(f"image[{wrong[0][0]}] is of type {type(wrong[0][1]).__name__}: give {KINDS}")
     videos = [is_video(image, ask_media) for image in images]
@@ -150,6 +157,29 @@ def is_video(value: object, ask_media: AskMedia = take_images) -> bool:
     return isinstance(value, Video) or (isinstance(value, bytes) and ask_media() == "video")
 
 
+def is_sound(value: object, ask_media: AskMedia = take_images) -> bool:
+    """Return True for a sound: opened, the path of one, or a waveform [n]; bytes may be an image or a video too."""
+    if isinstance(value, str | os.PathLike):
+        return is_sound_name(os.fspath(value))
+    if isinstance(value, np.ndarray | Tensor):
+        return value.ndim == 1 or (value.ndim == 2 and ask_media() == "sound")
+    return isinstance(value, Sound) or (isinstance(value, bytes) and ask_media() == "sound")
+
+
+class SoundStore(objects.ObjectStore):
+    """Sounds held by a sequence of opened sounds, paths, bytes and waveforms."""
+
+    media: Media = "sound"
+
+    def name(self, item: int) -> str:
+        value = self.images[item]
+        return printable_path(os.fspath(value)) if isinstance(value, str | os.PathLike) else super().name(item)
+
+    def open(self, item: int) -> Any:
+        with name_image_errors(self.name(item)):
+            return to_sound(self.value(item))
+
+
 class VideoStore(objects.ObjectStore):
     """Videos held by a sequence of values that `to_video` takes."""
 
@@ -169,7 +199,7 @@ def collect_inputs(
     progress: ProgressCallback | None = None,
     ask_media: AskMedia = take_images,
 ) -> ImageInputs:
-    """Return all images or all videos of these paths; raise ValueError if there are none, or both."""
+    """Return all images, videos or sounds of these paths; raise ValueError if there are none, or two kinds."""
     stores: list[OpenedInput] = []
     notes: list[str] = []
     names = [os.fspath(path) for path in paths]
@@ -177,7 +207,7 @@ def collect_inputs(
     for media, group in itertools.groupby(expanded, lambda pair: file_media(pair[1])):
         if media is not None:  # consecutive files form one store
             store = FileStore.from_paths(path for _, path in group)
-            store.media = "video" if media == "video" else "image"
+            store.media = media
             stores.append((store, None))
             continue
         for given, path in group:
@@ -191,11 +221,15 @@ def join_stores(stores: Sequence[OpenedInput], notes: Sequence[str], given: str)
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     if not int(starts[-1]):
         raise ValueError(f"no images in {given}")
-    firsts = {media_of(store): store.name(0 if items is None else int(items[0])) for store, items in reversed(stores)}
+    firsts: dict[Media, str] = {}
+    for store, items in stores:
+        firsts.setdefault(media_of(store), store.name(0 if items is None else int(items[0])))
     if len(firsts) > 1:
-        raise ValueError(f"{firsts['image']} is an image and {firsts['video']} a video: give one kind")
-    if "video" in firsts and is_video_name(firsts["video"]):
-        import_av()
+        (one, first), (other, second) = sorted(firsts.items())[:2]
+        raise ValueError(f"{first} is {NOUNS[one]} and {second} {NOUNS[other]}: give one kind")
+    for media, name in firsts.items():
+        if media == "sound" or is_video_name(name):
+            import_decoder(media)
     return ImageInputs(tuple(store for store, _ in stores), starts, tuple(items for _, items in stores), tuple(notes))
 
 
@@ -216,10 +250,10 @@ def file_suffix(path: str) -> str:
 
 
 def file_media(path: str) -> Media | None:
-    """Return what a file is, an image or a video; None for a list, table or archive, and for what is no file."""
+    """Return what a file is, an image, a video or a sound; None for a list, table or archive, and for what is no file."""
     if not os.path.isfile(path) or file_suffix(path) in INPUT_KINDS:
         return None
-    return "video" if is_video_name(path) else "image"
+    return files.file_media(path) or "image"
 
 
 def open_input(
@@ -268,21 +302,29 @@ def open_folder(
 
 
 def select_media(walk: FolderWalker, ask_media: AskMedia) -> FileStore:
-    """Return what a model takes of the files of a folder: its images, or its videos; the others are recorded as skipped.
+    """Return what a model takes of the files of a folder: images, videos or sounds; the others are recorded as skipped.
 
     A folder of images without videos is a video itself, its images are the frames.
     """
-    files, has_images = walk.files, bool(walk.found - VIDEO_SUFFIXES)
-    if has_images and ask_media() == "image":
+    if walk.found & SOUND_SUFFIXES:
+        others = bool(walk.found - SOUND_SUFFIXES)
+        if not others or ask_media() == "sound":
+            sounds = keep_files(walk, is_sound_name, "not a sound: the model takes sounds") if others else walk.files
+            sounds.media = "sound"
+            return sounds
+        walk.files = keep_files(walk, lambda name: not is_sound_name(name), f"a sound: the model takes {ask_media()}s")
+        walk.found -= SOUND_SUFFIXES
+    store, has_images = walk.files, bool(walk.found - VIDEO_SUFFIXES)
+    if has_images and ask_media() != "video":
         if not walk.found & VIDEO_SUFFIXES:
-            return files
+            return store
         return keep_files(walk, is_image_name, "a video: the model takes images")
     if not has_images:
-        files.media = "video"
-        return files
+        store.media = "video"
+        return store
     videos = FileStore("video")
-    for folder, group in itertools.groupby(range(len(files)), key=lambda item: files.folders[files.folder_ids[item]]):
-        names = [os.path.basename(files.path(item)) for item in group]
+    for folder, group in itertools.groupby(range(len(store)), key=lambda item: store.folders[store.folder_ids[item]]):
+        names = [os.path.basename(store.path(item)) for item in group]
         if found := [name for name in names if is_video_name(name)]:
             videos.add(folder, found)
             walk.skip(folder, (name for name in names if not is_video_name(name)), "an image beside videos")
@@ -316,7 +358,7 @@ def open_path_list(path: str, column: Iterable[str]) -> FileStore:
     if not any(is_media_name(name) or os.path.exists(name) for name in first):
         raise ValueError(f"{printable_path(path)} must list image paths, got {printable_path(first[0])}")
     names = bytes(store.names).lower()
-    if os.path.isdir(first[0]) or any(suffix.encode() in names for suffix in VIDEO_SUFFIXES):
+    if os.path.isdir(first[0]) or any(suffix.encode() in names for suffix in VIDEO_SUFFIXES | SOUND_SUFFIXES):
         store.media = find_media(path, [store.path(item) for item in range(len(store))])
     return store
 
@@ -372,16 +414,18 @@ def open_parquet(path: str) -> Store:
 
 
 def open_tar(shard: str, ask_media: AskMedia = take_images) -> Store:
-    """Return the images or the videos in a tar file, each as a separate sample."""
-    images, videos = tar.TarStore([shard]), tar.TarStore([shard])
-    videos.media = "video"
+    """Return the images, the videos or the sounds in a tar file, each as a separate sample."""
+    stores: dict[Media, tar.TarStore] = {}
     for member, _ in tar.iter_members(shard):
-        if os.path.basename(member.name)[:1] != "." and is_media_name(member.name):
-            store = images if is_image_name(member.name) else videos
+        media = None if os.path.basename(member.name)[:1] == "." else files.file_media(member.name)
+        if media is not None:
+            store = stores.setdefault(media, tar.TarStore([shard]))
+            store.media = media
             store.add(0, member.name, member.offset_data, member.size)
-    if not len(images) and not len(videos):
+    if not stores:
         raise ValueError(f"no images in {printable_path(shard)}")
-    return images if not len(videos) or (len(images) and ask_media() == "image") else videos
+    taken = ask_media() if len(stores) > 1 else next(iter(stores))
+    return stores.get(taken) or next(iter(stores.values()))
 
 
 def sample_evenly(inputs: ImageInputs, count: int, exclude: Set[str] = frozenset()) -> list[int]:

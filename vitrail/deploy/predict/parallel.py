@@ -20,7 +20,7 @@ from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_err
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.video import Video
 from vitrail.deploy.predict.inputs import ImageInputs
-from vitrail.deploy.runtimes.base import Runtime
+from vitrail.deploy.runtimes.base import Runtime, random_pixels
 from vitrail.inference import compute_views
 
 INITIAL_BATCH_SIZE = {"cpu": 4, "cuda": 32, "mps": 16}  # on a CPU, what its caches hold
@@ -271,5 +271,5 @@ class ConsumerStopped(Exception):
 
 
 def output_width(runtime: Runtime, preprocessing: Preprocessing) -> Callable[[], int]:
-    """Return a function that measures the number of outputs with a black image."""
-    return lambda: runtime(np.zeros((1, *preprocessing.shape), dtype=np.uint8)).shape[1]
+    """Return a function that measures the number of outputs with a random image."""
+    return lambda: runtime(random_pixels(preprocessing, 1)).shape[1]

@@ -10,7 +10,7 @@ import torch
 
 from vitrail.deploy.predict import parallel
 from vitrail.deploy.predict.formats import PredictionRow
-from vitrail.deploy.predict.inputs import ImageInputs, collect_images
+from vitrail.deploy.predict.inputs import NOUNS, ImageInputs, collect_images
 from vitrail.deploy.predict.parallel import (
     BatchOutput,
     BatchSizeTuner,
@@ -200,11 +200,11 @@ def infer_rows(
 
 
 def check_media(deployed: DeployedModel, inputs: ImageInputs) -> None:
-    """Raise ValueError for images given to a model of clips, or for videos given to a model of images."""
+    """Raise ValueError for images, videos or sounds given to a model that takes others."""
     contract = deployed.contract
     if inputs.media != contract.media:
-        takes, found = contract.describe_inputs(), "an image" if inputs.media == "image" else "a video"
-        remedy = f"give {'images' if contract.media == 'image' else 'videos'}, or another model"
+        takes, found = contract.describe_inputs(), NOUNS[inputs.media]
+        remedy = f"give {contract.media}s, or another model"
         raise ValueError(f"{deployed.name} takes {takes}, and {inputs.name(0)} is {found}: {remedy}")
 
 

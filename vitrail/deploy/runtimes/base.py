@@ -65,12 +65,14 @@ class ModelContract:
 
     @property
     def media(self) -> Media:
-        """Return what the model takes: images, or videos as clips."""
-        return "image" if self.preprocessing.clip is None else "video"
+        """Return what the model takes: images, videos as clips, or sounds."""
+        return self.preprocessing.media
 
     def describe_inputs(self) -> str:
         """Return what the model takes, in words."""
         clip = self.preprocessing.clip
+        if self.media == "sound":
+            return "sounds"
         return "images" if clip is None else f"videos, as clips of {clip.frames} frames"
 
     @property
@@ -82,6 +84,17 @@ class ModelContract:
     def targets(self) -> tuple[str, ...] | None:
         """Return the names of the numbers that the model predicts; None for another."""
         return None if self.statistics is None else self.labels
+
+
+LOG_ENERGIES = (-14.0, 2.0)  # from quiet to loud, of a log-mel spectrogram
+
+
+def random_pixels(preprocessing: Preprocessing, count: int) -> np.ndarray:
+    """Return random rows with a fixed seed: uint8 [B, C, H, W], of clips [B, C, T, H, W]; of sounds float32 log energies."""
+    rng, shape = np.random.default_rng(0), (count, *preprocessing.shape)
+    if preprocessing.media == "sound":
+        return rng.uniform(*LOG_ENERGIES, shape).astype(np.float32)
+    return rng.integers(0, 256, shape, dtype=np.uint8)
 
 
 BATCH_SECONDS = 600.0  # default time limit of one batch of an exported graph, which may loop for ever

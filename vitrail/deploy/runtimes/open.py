@@ -14,6 +14,7 @@ import torch
 from vitrail.checkpoints import load as checkpoints
 from vitrail.data.class_names import name_outputs
 from vitrail.data.dataset import Media
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import (
     BATCH_SECONDS,
@@ -71,15 +72,17 @@ def ask_media(
 def read_media(
     where: str | os.PathLike[str] | Model, assume: Mapping[str, Any] | None = None, take: str | None = None
 ) -> Media:
-    """Return what a model takes, images or videos, without reading the weights of its file."""
+    """Return what a model takes, images, videos or sounds, without reading the weights of its file."""
     if isinstance(where, Model):
-        config = where.config
+        config, pipeline = where.config, where.preprocessing
     elif is_exported(os.fspath(where)):
-        config = config_from_json(read_exported_contract(Path(where)).config)
+        return read_exported_contract(Path(where)).media
     else:
         path = checkpoints.find_weights(os.fspath(where))
         with checkpoints.inspect_checkpoint(path, dict(assume or {}), take) as checkpoint:
-            config = checkpoint.contract.config
+            config, pipeline = checkpoint.contract.config, checkpoint.contract.preprocessing
+    if isinstance(pipeline, Preprocessing) and pipeline.sound is not None:
+        return "sound"
     return "image" if config.frames is None else "video"
 
 

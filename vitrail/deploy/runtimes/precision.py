@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime, random_pixels
 from vitrail.inference import TorchRuntime
 from vitrail.models.eomt import combine_queries, unpack_queries
 from vitrail.models.flops import count as count_cost
@@ -225,8 +225,7 @@ def time_runtimes(
     runtimes: Mapping[str, Runtime], contract: ModelContract, seconds: float = MEASURING_SECONDS
 ) -> dict[str, float]:
     """Return the seconds of a few images in each of these runtimes of one model, measured in about so many seconds."""
-    shape = (MEASURED_IMAGES, *contract.preprocessing.shape)
-    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    pixels = random_pixels(contract.preprocessing, MEASURED_IMAGES)
     first = measure_interleaved({"fp32": lambda: runtimes["fp32"](pixels[:1])}, 0.0)["fp32"]
     # A warm-up and a measurement of each have to fit into the time.
     images = max(1, min(MEASURED_IMAGES, int(seconds / (2 * len(runtimes) * first))))

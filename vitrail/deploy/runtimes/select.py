@@ -20,7 +20,7 @@ import numpy as np
 import vitrail
 from vitrail.checkpoints.load import compute_checksum
 from vitrail.deploy import SUFFIXES
-from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime, random_pixels
 from vitrail.deploy.runtimes.exported import convert_to_openvino, open_exported_file
 from vitrail.utils.files import atomic_write, cache_directory, make_directories, stage_output
 from vitrail.utils.json import to_json
@@ -82,7 +82,7 @@ def measure_runtimes(
             is_repeatable = is_repeatable and not isinstance(
                 error, OSError
             )  # a full disk or a missing file may be mended
-    pixels = random_pixels(deployed.contract, BATCH_SIZE)
+    pixels = random_pixels(deployed.contract.preprocessing, BATCH_SIZE)
     seconds = dict.fromkeys(runtimes, float("inf"))
     for turn in range(ROUNDS + 1):
         for name, runtime in runtimes.items():
@@ -136,12 +136,12 @@ def get_or_export(deployed: DeployedModel, target: str, report: MessageCallback 
         report(f"exporting {deployed.name} for {target} (once): {path}")
     assert deployed.model is not None
     make_directories(path.parent)
-    onnx_path = path.with_suffix(".onnx")
+    onnx_path, uint8 = path.with_suffix(".onnx"), deployed.contract.media != "sound"
     if target == "openvino" and is_intact(onnx_path):  # the slow part is done
         with stage_output(path) as staged:
-            convert_to_openvino(onnx_path, deployed.contract, "uint8", staged)
+            convert_to_openvino(onnx_path, deployed.contract, "uint8" if uint8 else "float", staged)
     else:
-        export(deployed.model, deployed.contract, path, target=target, uint8=True, merge=deployed.contract.merge)
+        export(deployed.model, deployed.contract, path, target=target, uint8=uint8, merge=deployed.contract.merge)
     try:
         check_same_outputs(deployed, path, target)
     except ValueError:
@@ -173,7 +173,7 @@ def is_intact(path: Path) -> bool:
 def check_same_outputs(deployed: DeployedModel, path: Path, target: str) -> None:
     """Raise ValueError if the outputs of the file differ from the model's."""
     output_kind: OutputKind = "features" if deployed.contract.labels is None else "logits"
-    pixels = random_pixels(deployed.contract, 2)
+    pixels = random_pixels(deployed.contract.preprocessing, 2)
     expected, outputs = deployed.runtime(pixels), open_exported_file(path, output_kind)[0](pixels)
     difference = float(np.abs(expected - outputs).max())
     scale = max(1.0, float(np.abs(expected).max()))
@@ -181,9 +181,3 @@ def check_same_outputs(deployed: DeployedModel, path: Path, target: str) -> None
         scale = max(min(statistics.std), float(np.abs(expected).max()))  # numbers may be much smaller than 1
     if not difference <= MAX_RELATIVE_DIFFERENCE * scale:
         raise ValueError(f"{target} outputs of {deployed.name} differ by {difference:.2g}: use runtime='torch'")
-
-
-def random_pixels(contract: ModelContract, count: int) -> np.ndarray:
-    """Return random pixels with a fixed seed, uint8 [B, C, H, W], of clips [B, C, T, H, W]."""
-    shape = (count, *contract.preprocessing.shape)
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)

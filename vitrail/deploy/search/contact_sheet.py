@@ -9,10 +9,11 @@ from PIL import Image, ImageOps
 
 from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.preprocessing import convert_image
+from vitrail.data.sound import draw_spectrogram, open_sound
 from vitrail.data.sources.files import printable_path
 from vitrail.data.video import open_video
 from vitrail.deploy.search.index import SearchIndex
-from vitrail.deploy.search.search import Neighbour, SearchResult, is_video_path
+from vitrail.deploy.search.search import Neighbour, SearchResult, path_media
 from vitrail.reports.charts.lines import render_bar
 from vitrail.reports.document import PageSection, render_document, write_html
 from vitrail.reports.html import Markup, h, isolate, join_markup
@@ -82,8 +83,12 @@ def embed_image(path: Path, size: int, large: bool = False) -> Markup:
 
 
 def open_still(path: Path, label: str) -> Image.Image:
-    """Open an image, or the frame in the middle of a video."""
-    if not is_video_path(path):
+    """Open an image, the frame in the middle of a video, or the spectrogram of a sound."""
+    media = path_media(path)
+    if media == "sound":
+        with open_sound(str(path), label) as sound:
+            return draw_spectrogram(sound)
+    if media == "image":
         return open_image(str(path), label)
     with open_video(str(path), label) as video:
         (frame,) = (frame.copy() for frame in video.iter_frames([len(video) // 2]))

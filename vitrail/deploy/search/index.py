@@ -98,8 +98,8 @@ class SearchIndex:
 
     @property
     def media(self) -> Media:
-        """Return what was indexed: images or videos."""
-        return "image" if self.preprocessing.clip is None else "video"
+        """Return what was indexed: images, videos or sounds."""
+        return self.preprocessing.media
 
     def image_path(self, row: int) -> Path:
         return self.folder / self.images[row].path

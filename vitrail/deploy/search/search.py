@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.checkpoints.known_models import expand_name
+from vitrail.data.dataset import Media
 from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
-from vitrail.data.sources.files import MEDIA_SUFFIXES, FileStore, FolderWalker, printable_path
-from vitrail.data.video import is_video_name, open_video
-from vitrail.deploy.predict.inputs import AskMedia, ImageInputs, select_media, take_images
+from vitrail.data.sound import open_sound
+from vitrail.data.sources.files import MEDIA_SUFFIXES, FileStore, FolderWalker, file_media, printable_path
+from vitrail.data.video import open_video
+from vitrail.deploy.predict.inputs import NOUNS, AskMedia, ImageInputs, select_media, take_images
 from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, check_media, open_pool, predict_rows
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
@@ -49,6 +51,9 @@ class IndexingResult:
         counts |= {name: getattr(self, name) for name in ("kept", "added", "changed", "removed")}
         recall = None if index.recall is None else asdict(index.recall)
         return origin | counts | {"unreadable": index.unreadable, "recall": recall, "notes": list(self.notes)}
+
+
+OPENERS: dict[Media, Callable[[str, str], Any]] = {"image": open_image, "video": open_video, "sound": open_sound}
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ class IndexBuilder:
     ) -> tuple[list[IndexedImage], dict[str, str]]:
         """Write the vectors of the readable images; return these images, and the errors of the others by path."""
         store = FileStore.from_paths(os.path.join(self.folder, image.path) for image in images)
-        store.media = "video" if images and is_video_path(self.folder / images[0].path) else "image"
+        store.media = path_media(self.folder / images[0].path) if images else "image"
         inputs = ImageInputs((store,), np.array([0, len(images)]), (None,))
         if images:
             check_media(pool.deployed, inputs)
@@ -268,22 +273,22 @@ def find_neighbours(
     return results
 
 
-def is_video_path(path: Path) -> bool:
-    """Return True for a file of video or a folder of frames."""
-    return path.is_dir() or is_video_name(path.name)
+def path_media(path: Path) -> Media:
+    """Return what a path is: an image, a sound, or a video as file or as folder of frames."""
+    return "video" if path.is_dir() else file_media(path.name) or "image"
 
 
 def embed_query(deployed: DeployedModel, path: Path) -> np.ndarray:
-    """Return the features of an image, or the mean over the views of a video, [1, F]; raise ValueError if it is unreadable."""
-    contract, is_video = deployed.contract, is_video_path(path)
+    """Return the features of an image or sound, or the mean over views of a video, [1, F]; raise ValueError if unreadable."""
+    contract, media = deployed.contract, path_media(path)
     if not path.exists():
         raise ValueError(f"{path} does not exist: give a query {contract.media}")
-    if is_video != (contract.media == "video"):
-        found = "a folder" if path.is_dir() else "a video" if is_video else "an image"
+    if media != contract.media:
+        found = "a folder" if path.is_dir() else NOUNS[media]
         raise ValueError(f"{deployed.name} takes {contract.describe_inputs()}, and {path} is {found}")
     name = printable_path(str(path))
     try:
-        with name_image_errors(name), open_video(str(path), name) if is_video else open_image(str(path), name) as item:
+        with name_image_errors(name), OPENERS[media](str(path), name) as item:
             pixels = contract.preprocessing.to_row(item, None).numpy()
     except IMAGE_ERRORS as error:
         raise ValueError(f"cannot read the query {contract.media}: {error}") from error
