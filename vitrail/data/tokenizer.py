@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,6 +123,14 @@ class Tokenizer:
             return cls(spec, stored["clean"], stored["splits"] is True)
         except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"damaged tokeniser ({type(error).__name__}: {error})") from None
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], batch: int = 4096) -> np.ndarray:
+    """Return the token ids of many texts, int32 [n, T]."""
+    rows = np.empty((len(texts), tokenizer.context), dtype=np.int32)
+    for start in range(0, len(texts), batch):
+        rows[start : start + batch] = tokenizer(texts[start : start + batch]).numpy()
+    return rows
 
 
 def import_tokenizers() -> Any:

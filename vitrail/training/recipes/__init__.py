@@ -16,6 +16,7 @@ NAMES = (
     "distil",
     "segment",
     "regress",
+    "contrastive",
     "video",
     "paper-imagenet",
     "paper-finetune",
@@ -29,6 +30,7 @@ NAMES = (
 )
 
 METHODS = ("mpp", "mae", "videomae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`
+CONTRASTIVE_OBJECTIVES = ("clip", "siglip")  # of pairs of images and captions: `vitrail train --objective`
 DISTILLATION_METHODS = ("hard", "soft", "features", "tokens")  # with a teacher: `vitrail train --distil`
 
 
