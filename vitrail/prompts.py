@@ -18,6 +18,7 @@ from vitrail.data.class_names import IMAGENET, NamesByIndex, find_duplicates, na
 from vitrail.data.labels import normalise_class_name
 from vitrail.models.adapt import assemble
 from vitrail.models.base import Model
+from vitrail.models.text import EndOfText, TextConfig
 from vitrail.models.two_towers import TwoTowers
 
 TEMPLATES = ("a photo of a {}.",)  # CLIP's; {} is the name of the class
@@ -55,12 +56,21 @@ def zero_shot(
 
 
 @torch.inference_mode()
-def _encode_prompts(model: TwoTowers, prompts: Sequence[str]) -> Tensor:
+def encode_texts(model: TwoTowers, prompts: Sequence[str]) -> Tensor:
+    """Return the features of texts as unit vectors, [N, F]."""
     if model.tokenizer is None:
         raise ValueError("the model has no tokeniser: give one with vitrail.load_towers(…, tokenizer=…)")
     device = model.logits.scale.device
     parts = [prompts[start : start + BATCH_SIZE] for start in range(0, len(prompts), BATCH_SIZE)]
-    return torch.cat([model.encode_texts(model.tokenizer(part).to(device)) for part in parts])
+    tokens = [trim_tokens(model.config.text, model.tokenizer(part)) for part in parts]
+    return torch.cat([model.encode_texts(part.to(device)) for part in tokens])
+
+
+def trim_tokens(config: TextConfig, tokens: Tensor) -> Tensor:
+    """Return the tokens up to the last that is read, [N, T]: with a causal mask the padding after the end changes nothing."""
+    if not config.causal or not isinstance(config.pool, EndOfText):
+        return tokens
+    return tokens[:, : int(config.pool.find(tokens).max()) + 1]
 
 
 def encode_classes(model: TwoTowers, names: Sequence[str], templates: Sequence[str]) -> Tensor:
@@ -68,7 +78,7 @@ def encode_classes(model: TwoTowers, names: Sequence[str], templates: Sequence[s
     training = model.training
     model.eval()
     try:
-        texts = _encode_prompts(model, [template.replace("{}", name) for name in names for template in templates])
+        texts = encode_texts(model, [template.replace("{}", name) for name in names for template in templates])
     finally:
         model.train(training)
     return F.normalize(texts.clone().unflatten(0, (len(names), len(templates))).mean(1), dim=-1)

@@ -86,6 +86,13 @@ class Tokenizer:
             raise ValueError(f"texts must be valid Unicode, got {half}: remove it") from None
         return text
 
+    def is_cut(self, text: str) -> bool:
+        """Return True if a text has more tokens than the context, so that its end is not read."""
+        prepared: Any = self.prepare(text)
+        if self.splits:
+            prepared = compile_words().findall(prepared)
+        return bool(self.library.encode(prepared, is_pretokenized=self.splits).overflowing)
+
     @property
     def vocabulary(self) -> int:
         """Return the highest token id plus one."""

@@ -101,16 +101,12 @@ def configure_towers(facts: Facts, objective: Contrastive) -> TwoTowersConfig:
         return facts.init.with_image_size(size)
     image = configure_image(facts)
     image.with_similarity(2)  # raises for a family without zero-shot classification
-    assert facts.tokenizer is not None
     with torch.device("meta"):
         features = lay_out(image).feature_dim
     width = 256 if facts.images >= LARGE_DATA else 128
-    text = TextConfig(
-        Size(depth=4, width=width, mlp=4 * width, heads=width // 32),
-        features,
-        vocabulary=facts.tokenizer.vocabulary,
-        context=facts.tokenizer.context,
-    )
+    text = TextConfig(Size(depth=4, width=width, mlp=4 * width, heads=width // 32), features)
+    if facts.tokenizer is not None:
+        text = replace(text, vocabulary=facts.tokenizer.vocabulary, context=facts.tokenizer.context)
     return TwoTowersConfig(image, text, logit_bias=objective.loss == "sigmoid")
 
 
