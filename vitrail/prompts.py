@@ -6,6 +6,7 @@ the service.
 K classes, N templates, F features.
 """
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,8 +100,10 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[tuple[str, ...], 
 
     They differ where ImageNet has two classes of one name: crane (n02012849).
     """
-    if isinstance(classes, str) and "," in classes and not Path(classes).is_file():
+    if isinstance(classes, str) and "," in classes and not os.path.isfile(classes):
         names = tuple(classes.split(","))
+    elif isinstance(classes, str) and is_one_name(classes):
+        raise ValueError(f"classes= needs at least two names with commas between them, or a file, got {classes!r}")
     elif isinstance(classes, str | Path):
         names = name_outputs(classes, None, "classes=")
         if str(classes) == IMAGENET:
@@ -117,6 +120,11 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[tuple[str, ...], 
     if duplicates := find_duplicates(names):
         raise ValueError(f"classes= lists {duplicates[0]!r} twice: remove one")
     return names, names
+
+
+def is_one_name(classes: str) -> bool:
+    """Return True for a text that is one name of a class rather than the path of a file."""
+    return classes != IMAGENET and not Path(classes).suffix and "/" not in classes and not os.path.exists(classes)
 
 
 def _tell_apart(names: tuple[str, ...]) -> tuple[str, ...]:

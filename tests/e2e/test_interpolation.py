@@ -109,7 +109,10 @@ def test_what_cannot_be_interpolated_is_named_in_one_line(tmp: Path, zero: Path,
         assert message in error
         assert len(error.strip().splitlines()) == 1
     assert call("convert", tmp / "towers.safetensors", tmp / "x", "--to", "vitrail", "--zero-shot", "a cat") == 2
-    assert "needs at least two names, got a cat" in capsys.readouterr().err
+    assert (
+        "--zero-shot needs at least two names with commas between them, or a file, got 'a cat'"
+        in capsys.readouterr().err
+    )
     assert call("convert", tmp / "towers.safetensors", tmp / "x", "--to", "hf", "--zero-shot", "a cat,a dog") == 2
     assert "--zero-shot needs --to vitrail" in capsys.readouterr().err
     assert not (tmp / "never.safetensors").exists()
