@@ -68,6 +68,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/small_families.py
 	$(BIN)/python benchmarks/moving_digits.py
 	$(BIN)/python benchmarks/short_finetune.py
+	$(BIN)/python benchmarks/zero_shot.py
 	$(BIN)/python benchmarks/segmentation.py
 	$(BIN)/python benchmarks/segmentation.py --memory
 	$(BIN)/python benchmarks/segmentation.py --train
@@ -76,6 +77,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/inspect.py
 	$(BIN)/python benchmarks/shipping.py
 	$(BIN)/python benchmarks/runtimes.py
+	$(BIN)/python benchmarks/text_search.py
 	$(BIN)/python benchmarks/uploads.py
 	$(BIN)/python benchmarks/attack.py
 	$(BIN)/python benchmarks/chart.py

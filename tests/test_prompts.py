@@ -9,7 +9,7 @@ import vitrail
 from tests.checkpoints.towers_made import make_towers
 from vitrail.checkpoints.convert import convert
 from vitrail.models.base import Unsupported
-from vitrail.prompts import read_classes
+from vitrail.prompts import encode_texts, read_classes, trim_tokens
 
 CLASSES = ["cat", "dog", "house"]
 
@@ -102,3 +102,12 @@ def test_models_and_templates_that_cannot_work_are_refused() -> None:
         vitrail.zero_shot(model, CLASSES)
     with pytest.raises(Unsupported, match="zero-shot classification does not support BiT"):
         vitrail.configure("R50x1", classes=None).with_similarity(2)
+
+
+def test_padding_after_the_end_of_a_text_changes_nothing() -> None:
+    model = make_towers()
+    texts = ["a cat", "of the dog, a photo of a cat"]
+    assert model.tokenizer is not None
+    whole = model.encode_texts(model.tokenizer(texts)).detach()
+    torch.testing.assert_close(encode_texts(model, texts), whole, atol=1e-6, rtol=0)
+    assert trim_tokens(model.config.text, model.tokenizer(texts[:1])).shape[1] < model.config.text.context

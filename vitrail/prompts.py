@@ -6,6 +6,7 @@ the service.
 K classes, N templates, F features.
 """
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from vitrail.data.class_names import IMAGENET, NamesByIndex, find_duplicates, na
 from vitrail.data.labels import normalise_class_name
 from vitrail.models.adapt import assemble
 from vitrail.models.base import Model
+from vitrail.models.text import EndOfText, TextConfig
 from vitrail.models.two_towers import TwoTowers
 
 TEMPLATES = ("a photo of a {}.",)  # CLIP's; {} is the name of the class
@@ -55,12 +57,21 @@ def zero_shot(
 
 
 @torch.inference_mode()
-def _encode_prompts(model: TwoTowers, prompts: Sequence[str]) -> Tensor:
+def encode_texts(model: TwoTowers, prompts: Sequence[str]) -> Tensor:
+    """Return the features of texts as unit vectors, [N, F]."""
     if model.tokenizer is None:
         raise ValueError("the model has no tokeniser: give one with vitrail.load_towers(…, tokenizer=…)")
     device = model.logits.scale.device
     parts = [prompts[start : start + BATCH_SIZE] for start in range(0, len(prompts), BATCH_SIZE)]
-    return torch.cat([model.encode_texts(model.tokenizer(part).to(device)) for part in parts])
+    tokens = [trim_tokens(model.config.text, model.tokenizer(part)) for part in parts]
+    return torch.cat([model.encode_texts(part.to(device)) for part in tokens])
+
+
+def trim_tokens(config: TextConfig, tokens: Tensor) -> Tensor:
+    """Return the tokens up to the last that is read, [N, T]: with a causal mask the padding after the end changes nothing."""
+    if not config.causal or not isinstance(config.pool, EndOfText):
+        return tokens
+    return tokens[:, : int(config.pool.find(tokens).max()) + 1]
 
 
 def encode_classes(model: TwoTowers, names: Sequence[str], templates: Sequence[str]) -> Tensor:
@@ -68,7 +79,7 @@ def encode_classes(model: TwoTowers, names: Sequence[str], templates: Sequence[s
     training = model.training
     model.eval()
     try:
-        texts = _encode_prompts(model, [template.replace("{}", name) for name in names for template in templates])
+        texts = encode_texts(model, [template.replace("{}", name) for name in names for template in templates])
     finally:
         model.train(training)
     return F.normalize(texts.clone().unflatten(0, (len(names), len(templates))).mean(1), dim=-1)
@@ -89,8 +100,10 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[tuple[str, ...], 
 
     They differ where ImageNet has two classes of one name: crane (n02012849).
     """
-    if isinstance(classes, str) and "," in classes and not Path(classes).is_file():
+    if isinstance(classes, str) and "," in classes and not os.path.isfile(classes):
         names = tuple(classes.split(","))
+    elif isinstance(classes, str) and is_one_name(classes):
+        raise ValueError(f"classes= needs at least two names with commas between them, or a file, got {classes!r}")
     elif isinstance(classes, str | Path):
         names = name_outputs(classes, None, "classes=")
         if str(classes) == IMAGENET:
@@ -107,6 +120,11 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[tuple[str, ...], 
     if duplicates := find_duplicates(names):
         raise ValueError(f"classes= lists {duplicates[0]!r} twice: remove one")
     return names, names
+
+
+def is_one_name(classes: str) -> bool:
+    """Return True for a text that is one name of a class rather than the path of a file."""
+    return classes != IMAGENET and not Path(classes).suffix and "/" not in classes and not os.path.exists(classes)
 
 
 def _tell_apart(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import torch
 
 import vitrail
 from tests.checkpoints.hub_on_loopback import Hub
+from tests.checkpoints.towers_made import make_towers
 from vitrail.checkpoints.artifact import CheckpointContract
 from vitrail.checkpoints.card import render_model_card
 from vitrail.checkpoints.convert import convert
@@ -221,3 +222,32 @@ def test_the_safest_weights_are_chosen():
     assert choose_weights(openclip) == "model.safetensors"
     with pytest.raises(ValueError, match=r"several weights files, a\.npz, b\.npz"):
         choose_weights(["a.npz", "b.npz"])
+
+
+TOWERS = """
+import vitrail
+print(vitrail.load("hf://me/clip").tokenizer)
+towers = vitrail.load_towers("hf://me/clip")
+print(towers.tokenizer(["a photo of a cat"]).tolist())
+classifier = vitrail.zero_shot(towers, "cat,dog")
+print(classifier.labels, round(float(classifier.head.linear.weight.sum()), 3))
+"""
+
+
+@pytest.mark.slow
+def test_zero_shot_model_from_the_hub_fetches_its_tokeniser(hub, tmp_path):
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'vitrail[text]'")
+    towers = make_towers()
+    vitrail.save(towers, tmp_path / "towers.safetensors")
+    convert(tmp_path / "towers.safetensors", tmp_path / "hf", "hf", text_tower=True)
+    files = files_of(tmp_path / "hf")
+    assert "tokenizer.json" in files
+    hub.add("me/clip", files)
+    first = run(hub, tmp_path, TOWERS)
+    assert first.returncode == 0, first.stderr
+    assert any(asked.startswith("GET") and asked.endswith("tokenizer.json") for asked in hub.asked)
+    local = vitrail.load_towers(tmp_path / "hf")
+    assert local.tokenizer is not None
+    weights = float(vitrail.zero_shot(local, "cat,dog").head.linear.weight.detach().sum())
+    tokens = local.tokenizer(["a photo of a cat"]).tolist()
+    assert first.stdout == f"None\n{tokens}\n('cat', 'dog') {round(weights, 3)}\n"

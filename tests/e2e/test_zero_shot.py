@@ -58,6 +58,9 @@ def test_evaluation_counts_the_named_classes(folder, capsys) -> None:
     ("options", "message"),
     [
         (("--classes", "cat,cat"), "--classes lists 'cat' twice: remove one"),
+        (("--classes", "cat"), "--classes needs at least two names with commas between them, or a file, got 'cat'"),
+        (("--classes", "a cat,"), "--classes has an empty name at position 2: remove it"),
+        (("--classes", "cat," + "x" * 1_000_001), "texts must have at most 1,000,000 characters"),
         (("--classes", "nothing.txt"), "--classes nothing.txt: no such file"),
         (("--classes", NAMES, "--template", "a photo"), "a template must have {} where the name goes, got 'a photo'"),
         (("--template", "{}"), "--template needs --classes"),

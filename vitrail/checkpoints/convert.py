@@ -18,6 +18,7 @@ from vitrail.checkpoints.formats import (
     swin,
     towers,
 )
+from vitrail.checkpoints.interpolate import interpolate_with
 from vitrail.checkpoints.keys import build_meta_state, export_state, format_names
 from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_adapter, resolve_path
 from vitrail.checkpoints.targets import (
@@ -82,12 +83,15 @@ def convert(
     image_path: Path = SAMPLE_IMAGE,
     progress: ByteProgress = no_progress,
     text_tower: bool = False,
+    interpolate: str | Path | None = None,
+    alpha: float = 0.5,
 ) -> ConversionReport:
     """Convert a checkpoint of any known format to one of `TARGET_NAMES`, then reload and compare it.
 
     `adapter` is a PEFT directory whose low-rank additions are merged first. `stuff` names the classes without objects of a
     segmentation model (`find_things`); vitrail's own format alone stores them. `text_tower` converts both towers of a model
-    like CLIP; without it, the image tower is converted.
+    like CLIP; without it, the image tower is converted. `interpolate` is another model of the same shape and classes: the
+    weights are (1 - alpha) times its own plus alpha times those of `source` (WiSE-FT, Wortsman et al. 2022).
     """
     if to not in TARGET_NAMES:
         raise ValueError(f"unknown format {to!r}: use {', '.join(TARGET_NAMES)}")
@@ -120,6 +124,9 @@ def convert(
         contract = replace(contract, card=contract.card | {"things": name_things(contract, stuff)})
     if licence is not None:
         contract = replace(contract, card=contract.card | {"licence": licence})
+    if interpolate is not None:
+        contract, state = interpolate_with(contract, state, interpolate, alpha)
+        notes.append(f"interpolated with {interpolate}: alpha={alpha:g}, the share of {source}")
     return write_and_verify(contract, state, out, to, image_path, notes)
 
 

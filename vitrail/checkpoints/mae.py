@@ -384,6 +384,7 @@ def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options
             return convert.convert(path, out, to, **options)
         ours, unread = form == "vitrail", explain_unreadable_decoder(checkpoint)
     defaults = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "stuff": None, "adapter": None}
+    defaults |= {"interpolate": None}
     changes = [name.replace("_", " ") for name, value in defaults.items() if options.get(name, value) is not value]
     if ours and changes and to in DECODER_FORMATS and to != "vitrail":
         raise ValueError(f"{path} holds a decoder: leave out {', '.join(changes)}, or convert the model without it")

@@ -4,15 +4,16 @@ Every image is decoded completely, on all cores, and compared with all others. R
 that a second run is fast. The exit code is 1 if there are errors: unusable images, classes that are empty or differ between
 splits, one image with different labels, the same image in the training and the test split. Masks are read too: sizes,
 values without a class, files without their pair, and the pixels of each class. Columns of numbers (--targets) are checked for
-missing and infinite values; their range, mean and standard deviation are shown. Videos are read completely, and decoded at
-their beginning, middle and end. Sounds are decoded completely: silent, clipped and cut ones are listed, and copies of the
-same samples, whatever their format.
+missing and infinite values; their range, mean and standard deviation are shown. A column of captions is checked for empty,
+repeated and long ones. Videos are read completely, and decoded at their beginning, middle and end. Sounds are decoded
+completely: silent, clipped and cut ones are listed, and copies of the same samples, whatever their format.
 
 examples:
   vitrail check photos
   vitrail check photos --quarantine bad.txt    then: vitrail train photos --quarantine bad.txt
   vitrail check labels.csv --json
   vitrail check houses.csv --targets price     numbers instead of classes
+  vitrail check pairs.csv                      images and captions: columns image and caption
   vitrail check photos --label-from '^(.+)_'   labels in the file names: cat_001.jpg; shows ten of them
   vitrail check imagenet --names imagenet      names for the folders n01440764 …
   vitrail check classes:photos                 every folder is a class, whatever it looks like
@@ -133,6 +134,7 @@ def format_audit(audit: "Audit", examples: int, preview: Sequence[str] = ()) -> 
         *format_splits(audit),
         *format_pixels(audit),
         *format_numbers(audit),
+        *format_captions(audit),
         *format_videos(audit),
         *format_sounds(audit),
         *map(escape_unprintable, audit.dataset.notes),
@@ -159,6 +161,12 @@ def format_splits(audit: "Audit") -> list[str]:
     kinds = f"{n_classes:,} class{'es' * (n_classes != 1)}"
     kinds = f"{n_classes:,} target{'s' * (n_classes != 1)}" if audit.numbers else kinds
     heading = f"{escape_unprintable(audit.dataset.source)}: {images}, {kinds}"
+    if audit.captions:
+        counts = len({number for split in splits.values() for number in split.targets.tolist()})
+        files = len({item for split in splits.values() for item in split.items.tolist()})
+        pairs = sum(map(len, splits.values()))
+        kinds = f"{format_image_count(files)}, {pairs:,} pairs, {counts:,} different captions"
+        return [colourise("bold", f"{escape_unprintable(audit.dataset.source)}: {kinds}"), ""]
     if audit.numbers:
         return [colourise("bold", heading), ""]
     rows = [
@@ -200,6 +208,17 @@ def format_numbers(audit: "Audit") -> list[str]:
                 rows.append((escape_unprintable(name)[:40], split, count, *values))
     notes = [""] if audit.dataset.notes else []
     return [*format_table(rows, right=tuple(range(2, 7)), rules=(1,)), *notes]
+
+
+def format_captions(audit: "Audit") -> list[str]:
+    """Return a table of the images, pairs and captions of each split, and the words of a caption."""
+    if not audit.captions:
+        return []
+    rows: list[tuple[str, ...]] = [("split", "images", "pairs", "captions", "words, median", "longest")]
+    for name, each in audit.captions.items():
+        rows.append((name, *(f"{value:,}" for value in (each.images, each.pairs, each.captions)), f"{each.words:g}"))
+        rows[-1] += (f"{each.longest:,}",)
+    return [*format_table(rows, right=tuple(range(1, 6)), rules=(1,)), *([""] if audit.dataset.notes else [])]
 
 
 def format_videos(audit: "Audit") -> list[str]:
@@ -254,7 +273,10 @@ def format_verdict(audit: "Audit") -> str:
     if not audit.is_ok:
         return colourise("error", f"{', '.join(counts)}: fix the errors before training.")
     found = ", ".join(counts) or "No findings"
-    if not audit.numbers and len({name for images in audit.dataset.splits.values() for name in images.classes}) < 2:
+    if (
+        not (audit.numbers or audit.captions)
+        and len({name for images in audit.dataset.splits.values() for name in images.classes}) < 2
+    ):
         return f"{found}: no errors, but training with labels needs two classes or more."
     if audit.select_findings(["thin-class"]):
         return f"{found}: no errors; train with --allow-class-mismatch, or add images to the classes too small to be split."

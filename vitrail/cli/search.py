@@ -1,4 +1,4 @@
-"""Index a folder of images once, then find the nearest neighbours of an image.
+"""Index a folder of images once, then find the nearest neighbours of an image or a text.
 
 `vitrail search index MODEL FOLDER --out DIR` computes the feature vector of every image below FOLDER and stores them in DIR,
 with the name and the checksum of the model. `vitrail search find DIR IMAGE` compares the features of IMAGE, the input of the
@@ -6,6 +6,7 @@ model's head, with every vector by cosine similarity, exactly. An image of the i
 
 --update computes the vectors of new and changed images and drops those of deleted ones. Unreadable images are listed and left
 out. --index faiss also builds a graph for approximate search in very large folders; its recall is measured and reported.
+--text finds the images that a text describes, if the index was made with a model that has a text tower, such as CLIP.
 With a model of clips, the videos and folders of frames below FOLDER are indexed, and queries are videos.
 
 examples:
@@ -14,6 +15,8 @@ examples:
   vitrail search find photos.index cat.jpg dog.jpg --top 24 --out sheet.html
   vitrail search index deit_tiny.safetensors photos --out photos.index --update
   vitrail search index dino.pth photos --out photos.index --index faiss
+  vitrail search index clip.safetensors photos --out clip.index
+  vitrail search find clip.index --text "red shoes" --text "a dog on a beach"
   vitrail search find photos.index cat.jpg --json | jq -r '.answers[0].neighbours[].path'
 """
 
@@ -48,10 +51,14 @@ def add_arguments(parser: CommandParser) -> None:
     index.add_shared("--json")
     index.add_compute_options(precision="fp32")
 
-    about = "Find the images that are nearest to IMAGE."
+    about = "Find the images that are nearest to IMAGE, or to a text."
     find = parts.add_parser("find", help="find the nearest images", description=about)
     find.add_argument("index", type=Path, metavar="DIR", help="directory of vitrail search index")
-    find.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="query image")
+    find.add_argument("images", type=Path, nargs="*", metavar="IMAGE", help="query image")
+    words = "query text, for the index of a model with a text tower (repeatable)"
+    find.add_option("--text TEXT", words, action="append", default=[])
+    files = "directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of the model]"
+    find.add_option("--tokenizer PATH", f"tokeniser of --text: {files}")
     find.add_option("--top K", "neighbours per query [10]", int, default=10)
     find.add_option("--out FILE.html", "contact sheet: one self-contained page", Path)
     find.add_option("--exact", "compare with every image, even if there is a graph")
@@ -103,22 +110,16 @@ def build_index_from_options(options: argparse.Namespace) -> int:
 def search_from_options(options: argparse.Namespace) -> int:
     """Find the neighbours of the queries and print them as tables or JSON."""
     from vitrail.deploy.search.index import read_index
-    from vitrail.deploy.search.search import find_neighbours, open_query_model
 
+    if not options.images and not options.text:
+        raise ValueError("no query: give an image, or --text WORDS")
+    if options.tokenizer is not None and not options.text:
+        raise ValueError("--tokenizer needs --text: leave it out")
     check_at_least(1, options.top, "--top")
     if options.out is not None and options.out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out {options.out}: the name of a contact sheet must end in .html")
     index = read_index(options.index)
-    deployed = open_query_model(
-        index,
-        options.model,
-        runtime=options.runtime,
-        device=options.device,
-        assume=parse_assumptions(options),
-        take=options.take,
-        n_images=len(options.images),
-    )
-    results = find_neighbours(index, deployed, options.images, options.top, options.exact)
+    results = [*find_by_text(index, options), *find_by_image(index, options)]
     exact = options.exact or index.recall is None
     method = "exactly" if exact else "with a faiss graph"
     record, lines = results_as_dict(index, results, exact), format_results(index, results, method)
@@ -128,6 +129,35 @@ def search_from_options(options: argparse.Namespace) -> int:
         write_sheet(index, results, method, options.out)
         record, lines = record | {"sheet": str(options.out)}, [*lines, str(options.out)]
     return print_result(options, record, lines)
+
+
+def find_by_image(index: "SearchIndex", options: argparse.Namespace) -> "list[SearchResult]":
+    """Return the neighbours of the query images."""
+    from vitrail.deploy.search.search import find_neighbours, open_query_model
+
+    if not options.images:
+        return []
+    deployed = open_query_model(
+        index,
+        options.model,
+        runtime=options.runtime,
+        device=options.device,
+        assume=parse_assumptions(options),
+        take=options.take,
+        n_images=len(options.images),
+    )
+    return find_neighbours(index, deployed, options.images, options.top, options.exact)
+
+
+def find_by_text(index: "SearchIndex", options: argparse.Namespace) -> "list[SearchResult]":
+    """Return the images nearest to the query texts."""
+    from vitrail.deploy.search.texts import find_texts, open_text_model
+
+    if not options.text:
+        return []
+    reading = {"tokenizer": options.tokenizer, "assume": parse_assumptions(options), "take": options.take}
+    towers = open_text_model(index, options.model, **reading)
+    return find_texts(index, towers, options.text, options.top, options.exact, print_note)
 
 
 def results_as_dict(index: "SearchIndex", results: "list[SearchResult]", exact: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Train or fine-tune a model on a folder of images or videos: classes, masks, or numbers.
+"""Train or fine-tune a model on a folder of images or videos: classes, masks, numbers, or captions.
 
 DATA is a folder of class folders of images or videos, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table,
 COCO JSON, tar shards, or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100, moving-digits. It is checked first; defective
@@ -12,6 +12,8 @@ examples:
   vitrail train photos --init deit-tiny --tune lora --epochs 10
   vitrail train pets --init deit-tiny                         images/ and masks/: a class for each pixel
   vitrail train houses.csv --targets price --init deit-tiny   numbers instead of classes
+  vitrail train pairs.csv --objective clip                    images and captions, like CLIP
+  vitrail train pairs.csv --init-image deit-tiny --tune text  a text tower for a trained image tower, which is locked
   vitrail train videos --clip 16x4                            clips of 16 frames, every fourth of a video
   vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
@@ -33,11 +35,12 @@ from typing import Any
 from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result, refuse_options
 from vitrail.cli.text.training import TrainingDisplay, format_outcome, format_rounds
 from vitrail.models.sizes import DECODER_NAMES
-from vitrail.training.recipes import DISTILLATION_METHODS
+from vitrail.training.recipes import CONTRASTIVE_OBJECTIVES, DISTILLATION_METHODS
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "clip", "tune", "decoder", "seed", "precision")
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
 DATA_OPTIONS += ("label_from", "names", "ignore", "targets")
+CAPTION_OPTIONS = ("objective", "init_image", "tokenizer")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 SELF_TRAINING_OPTIONS = ("rounds", "threshold")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
@@ -45,6 +48,7 @@ RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field
 NEW_RUN_OPTIONS = (
     *OVERRIDES,
     *TEACHER_OPTIONS,
+    *CAPTION_OPTIONS,
     *DATA_OPTIONS,
     "data",
     "method",
@@ -62,12 +66,23 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_shared("data DATA", nargs="?")
     parser.add_option("--recipe NAME|FILE", "recipe name, see `vitrail recipes`, or a recipe.json")
     overrides, teacher = add_run_options(parser, "DATA-RECIPE-N", "teacher")
-    overrides.add_option("--tune METHOD", "trained parameters: full, head, last-N, lora or lora-R (rank R) [full]")
+    overrides.add_option(
+        "--tune METHOD",
+        "trained parameters: full, head, last-N, lora or lora-R (rank R), text (locks the image tower) [full]",
+    )
     decoder = "decoder of a segmentation model [upernet; linear with --tune head]"
     overrides.add_option("--decoder", decoder, choices=DECODER_NAMES)
     target = "target: the teacher's top class, its probabilities, its features, or its prediction per patch [hard]"
     teacher.add_option("--distil", target, choices=DISTILLATION_METHODS)
     add_self_training_options(parser.add_group("self-training"))
+    captions = parser.add_group("images and captions, for tables with the columns image and caption")
+    loss = "loss: clip (softmax over the batch) or siglip (sigmoid of each pair) [that of --init; clip]"
+    captions.add_option("--objective NAME", loss, choices=CONTRASTIVE_OBJECTIVES)
+    captions.add_option(
+        "--init-image FILE", "initial checkpoint of the image tower; the text tower starts from scratch"
+    )
+    files = "directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of --init; learnt from the captions]"
+    captions.add_option("--tokenizer PATH", f"tokeniser: {files}")
     add_data_options(parser.add_group("data"))
     add_machine_options(parser)
 
@@ -239,7 +254,7 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
             directory, summary = start(
                 options.data and Data(options.data, **data_fields(options)),
                 init=options.init,
-                **given_options(options, TEACHER_OPTIONS),
+                **given_options(options, (*TEACHER_OPTIONS, *CAPTION_OPTIONS)),
                 recipe=options.recipe,
                 out=options.out,
                 settings=[*options.set, *settings],

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from vitrail.data.video import Video
 
 SPLITS = ("train", "validation", "test")
-TargetKind = Literal["single", "multi", "masks", "numbers"]  # one class per image, several, one per pixel, or numbers
+# One class per image, several, one per pixel, numbers, or a text.
+TargetKind = Literal["single", "multi", "masks", "numbers", "captions"]
 Media = Literal["image", "video", "sound"]  # what the items of a store are
 IGNORED = 255  # the value of mask pixels that neither train nor count
 MAX_MASK_CLASSES = 255  # masks are uint8, and one value is IGNORED
@@ -85,19 +86,23 @@ class MaskStore(Protocol):
 
 @dataclass(frozen=True)
 class Images:
-    """One split: images of a store in a fixed order, each with one label, several, a mask, or numbers."""
+    """One split: images of a store in a fixed order, each with one label, several, a mask, numbers, or a caption."""
 
     store: Store
     items: np.ndarray  # [n] int64: indices into the store
-    # Indices into `classes`, int64 [n]; multi-label: 0 and 1, uint8 [n, K]; masks: items of `masks`; numbers: float64 [n, M].
+    # Indices into `classes`, int64 [n]; multi-label: 0 and 1, uint8 [n, K]; masks: items of `masks`; numbers: float64 [n, M];
+    # captions: indices into `captions`.
     targets: np.ndarray
-    # Sorted, numbers by value; in the publisher's order if the data states one. Of numbers, the names of the targets.
+    # Sorted, numbers by value; in the publisher's order if the data states one. Of numbers and captions, the names of columns.
     classes: tuple[str, ...]
     split: str = "train"
     shards: np.ndarray | None = None  # [n] int64: shard of each image, if reading by shard is faster
     masks: MaskStore | None = None  # for one class per pixel
     mask_classes: np.ndarray | None = (
         None  # [256] uint8: value of a stored mask -> index into `classes`; None: the same
+    )
+    captions: tuple[str, ...] | None = (
+        None  # different ones, of all splits; an image with several is several items here
     )
     colours: tuple[tuple[int, int, int], ...] | None = None  # of the classes, RGB, if the data states them
     things: tuple[bool, ...] | None = None  # whether the classes have objects, if the data states it
@@ -110,9 +115,11 @@ class Images:
 
     @property
     def target_kind(self) -> TargetKind:
-        """Return what a target is: one class of the image, several, one for each pixel, or numbers."""
+        """Return what a target is: one class of the image, several, one for each pixel, numbers, or a caption."""
         if self.masks is not None:
             return "masks"
+        if self.captions is not None:
+            return "captions"
         if self.targets.dtype.kind == "f":
             return "numbers"
         return "multi" if self.targets.ndim == 2 else "single"
@@ -132,6 +139,11 @@ class Images:
         """Return the name of an image's mask for messages."""
         assert self.masks is not None, "these images have no masks"
         return self.masks.name(int(self.targets[index]))
+
+    def caption(self, index: int) -> str:
+        """Return the caption of an image."""
+        assert self.captions is not None, "these images have no captions"
+        return self.captions[int(self.targets[index])]
 
     @property
     def is_multi_label(self) -> bool:
@@ -169,8 +181,8 @@ class Images:
 
     def count_classes(self) -> np.ndarray:
         """Return the number of images of each class, [K]. Masks have to be read for this: the audit counts them."""
-        if self.target_kind == "numbers":
-            raise ValueError(f"the {self.split} split has numbers, not classes")
+        if self.target_kind in ("numbers", "captions"):
+            raise ValueError(f"the {self.split} split has {self.target_kind}, not classes")
         if self.masks is not None:
             raise ValueError(f"the {self.split} split has masks: their classes are counted by vitrail.check")
         if self.is_multi_label:
@@ -179,8 +191,8 @@ class Images:
 
     @property
     def class_counts(self) -> dict[str, int]:
-        """Return the number of images of each class by name; nothing for masks, which would have to be read, and numbers."""
-        if self.target_kind in ("masks", "numbers"):
+        """Return the number of images of each class by name; none of masks, which would have to be read, and without classes."""
+        if self.target_kind in ("masks", "numbers", "captions"):
             return {}
         return dict(zip(self.classes, self.count_classes().tolist(), strict=True))
 

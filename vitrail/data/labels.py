@@ -67,7 +67,7 @@ class LabelMap:
         """Return the map of a training split. A class without images is an error, unless `allow_mismatch` keeps it."""
         if not len(images):
             raise ValueError(f"the {images.split} split has no images")
-        if images.target_kind in ("masks", "numbers"):  # a class that occurs in no mask keeps its index
+        if images.target_kind in ("masks", "numbers", "captions"):  # a class that occurs in no mask keeps its index
             return cls(images.classes)
         empty = format_names(name for name, count in images.class_counts.items() if not count)
         if empty and not allow_mismatch:
@@ -87,6 +87,8 @@ class LabelMap:
         """
         if images.target_kind == "numbers":
             return MappedImages(self._map_numbers(images))
+        if images.target_kind == "captions":
+            return MappedImages(images)
         counts, known = images.class_counts, set(self.names)
         has_masks = images.target_kind == "masks"
         new = [name for name in images.classes if name not in known]

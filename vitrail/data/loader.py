@@ -22,10 +22,11 @@ from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, Im
 class Batch:
     """Images and targets, ready for a model."""
 
-    pixels: (
-        Tensor  # uint8 [B, C, H, W]; several crops per image: rows of bytes [B, n]; sounds: float32 [B, 1, mel, frames]
-    )
-    targets: Tensor  # int64 [B]; multi-label: float32 [B, K]; masks: uint8 [B, H, W]; with `maps`: [B, 1 + n_columns]
+    # uint8 [B, C, H, W]; with several crops per image: rows of bytes [B, n]; sounds: float32 [B, 1, mel, frames]
+    pixels: Tensor
+    # int64 [B]; multi-label: float32 [B, K]; masks: uint8 [B, H, W]; tokens of captions: int32 [B, T]; with `maps`:
+    # [B, 1 + n_columns]
+    targets: Tensor
     indices: Tensor  # int64 [B]: indices into the Images
 
 
@@ -47,8 +48,9 @@ class Loader:
     unreadable images to the reason; in an epoch they are replaced by others. More than `max_unreadable` in one batch, and
     more than half of it, is an error. With score `maps` of a teacher, the target columns are the label, the transform of
     the sample within its image, and the map of the image. Of images with masks, the targets are the masks, moved as the
-    images; `unreadable` then names masks too. A killed worker process is replaced, once, and `report` gets a
-    line; after a second death batches are prepared in this process, or without `fallback` WorkersLost is raised.
+    images; `unreadable` then names masks too. Token ids of captions are `targets` of int32, [n, T]. A killed
+    worker process is replaced, once, and `report` gets a line; after a second death batches are prepared in this process, or
+    without `fallback` WorkersLost is raised.
     A process trains on its share in `accumulate` micro-batches: they are so divided that the processes together compute the
     micro-batches that one process would.
     """
@@ -103,7 +105,8 @@ class Loader:
         if maps is not None and targets_array.ndim != 1:
             raise ValueError("score maps require one label per image: the targets are multi-label")
         self.images, self.batch_size, self.accumulate, self.maps = images, batch_size, accumulate, maps
-        self.targets = torch.from_numpy(targets_array.astype(np.int64 if targets_array.ndim == 1 else np.float32))
+        integer = np.int64 if targets_array.ndim == 1 else np.int32 if targets_array.dtype == np.int32 else None
+        self.targets = torch.from_numpy(targets_array.astype(integer or np.float32))
         self.unreadable: dict[str, str] = {}
         if cache_bytes is None:
             cache_bytes = ImageCache.default_limit() // world_size

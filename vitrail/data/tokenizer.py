@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,6 +86,13 @@ class Tokenizer:
             raise ValueError(f"texts must be valid Unicode, got {half}: remove it") from None
         return text
 
+    def is_cut(self, text: str) -> bool:
+        """Return True if a text has more tokens than the context, so that its end is not read."""
+        prepared: Any = self.prepare(text)
+        if self.splits:
+            prepared = compile_words().findall(prepared)
+        return bool(self.library.encode(prepared, is_pretokenized=self.splits).overflowing)
+
     @property
     def vocabulary(self) -> int:
         """Return the highest token id plus one."""
@@ -122,6 +130,14 @@ class Tokenizer:
             return cls(spec, stored["clean"], stored["splits"] is True)
         except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"damaged tokeniser ({type(error).__name__}: {error})") from None
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], batch: int = 4096) -> np.ndarray:
+    """Return the token ids of many texts, int32 [n, T]."""
+    rows = np.empty((len(texts), tokenizer.context), dtype=np.int32)
+    for start in range(0, len(texts), batch):
+        rows[start : start + batch] = tokenizer(texts[start : start + batch]).numpy()
+    return rows
 
 
 def import_tokenizers() -> Any:

@@ -1,4 +1,4 @@
-"""Partial fine-tuning: the head, the last layers, low-rank additions (LoRA), or the whole model."""
+"""Partial fine-tuning: the head, the last layers, low-rank additions (LoRA), the text tower, or the whole model."""
 
 import re
 
@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 
 from vitrail.models.base import Model
 
-TUNE_MODE = re.compile(r"full|head|last-(?P<last>[1-9]\d*)|lora(?:-(?P<rank>[1-9]\d*))?")
+TUNE_MODE = re.compile(r"full|head|text|last-(?P<last>[1-9]\d*)|lora(?:-(?P<rank>[1-9]\d*))?")
 
 
 class LowRank(nn.Module):
@@ -29,7 +29,9 @@ def check_tune(mode: str) -> re.Match[str]:
     """Return the match of a tuning mode; raise ValueError for an unknown one."""
     match = TUNE_MODE.fullmatch(mode)
     if match is None:
-        raise ValueError(f"unknown tuning mode {mode!r}: use full, head, last-N (last-4), lora or lora-R (lora-8)")
+        raise ValueError(
+            f"unknown tuning mode {mode!r}: use full, head, last-N (last-4), lora, lora-R (lora-8) or text"
+        )
     return match
 
 
@@ -37,6 +39,15 @@ def tune(model: Model, mode: str) -> None:
     """Freeze the parameters that are not trained; `lora` (rank 8, `lora-16` for another) adds to each matrix of the layers."""
     match = check_tune(mode)
     if mode == "full":
+        return
+    if (mode == "text") != (model.config.text_tower is not None):
+        for_towers = (
+            "has no text tower: use head, last-N or lora" if mode == "text" else "has a text tower: use full or text"
+        )
+        raise ValueError(f"tune={mode!r}: the model {for_towers}")
+    if mode == "text":  # the image tower is locked (LiT, Zhai et al. 2022)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = parameter.requires_grad and not name.startswith("image.")
         return
     top = model.config.depth + 1
     last = int(match["last"]) if match["last"] else 0

@@ -96,6 +96,8 @@ class Objective:
     report: ClassVar[MethodText] = MethodText("supervised")  # its words for the report of a pretraining run
     label_use: ClassVar[Literal["required", "optional", "none"]] = "none"
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("single", "multi")  # that it learns, where it uses labels
+    learns_classes: ClassVar[bool] = True  # whether a model that learns labels has an output for each class or number
+    can_shard: ClassVar[bool] = True  # whether FSDP2 can shard the loss module
     teacher_output: ClassVar[TeacherOutput | None] = None  # what it reads of a teacher; None without a teacher
     output_kind: ClassVar[str] = "classes"  # of the models that it trains, as `ModelConfig.output_kind` has it
     keeps: ClassVar[str] = "model"  # the module of the loss module that becomes the model file

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from vitrail.data.dataset import TargetKind
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
 from vitrail.models.two_towers import TwoTowers
@@ -66,6 +67,9 @@ class Contrastive(Objective):
     max_scale: float = 100.0  # of the logits: the learned scale is cut to it after each step, as CLIP's is
 
     label_use: ClassVar[Literal["required", "optional", "none"]] = "required"  # a text is the target of its image
+    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("captions",)
+    learns_classes: ClassVar[bool] = False
+    can_shard: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -100,8 +104,22 @@ class ContrastiveLoss(LossModule):
         """Return the model as one with a text tower."""
         return self.model.require_towers("a contrastive loss")
 
-    def forward(self, images: Tensor, tokens: Tensor, draw: StepRandom | None = None) -> Losses:
-        """Return the `loss` of images [B, C, H, W] and the tokens of their texts [B, T]."""
+    def train(self, mode: bool = True) -> "ContrastiveLoss":
+        """Change to training; an image tower that is not trained computes as in evaluation, without dropout."""
+        super().train(mode)
+        if self.has_locked_images:
+            self.towers.image.eval()
+        return self
+
+    @property
+    def has_locked_images(self) -> bool:
+        """Return True if no parameter of the image tower is trained (LiT)."""
+        return not any(parameter.requires_grad for parameter in self.towers.image.parameters())
+
+    def forward(self, images: Tensor, tokens: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
+        """Return the `loss` of images [B, C, H, W] and the tokens of their texts [B, T]; without texts, features as `logits`."""
+        if tokens is None:
+            return {"logits": self.model(images)}
         if len(images) != len(tokens):
             raise ValueError(f"every image has one text, got {len(images)} images and {len(tokens)} texts")
         model = self.towers

@@ -4,6 +4,7 @@ from typing import get_args
 
 from vitrail.objectives.base import Objective
 from vitrail.objectives.classification import Classification
+from vitrail.objectives.contrastive import Contrastive
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.feature_distillation import FeatureDistillation
@@ -27,10 +28,15 @@ ObjectiveSlot = (
     | MAE
     | VideoMAE
     | DINO
+    | Contrastive
 )
 OBJECTIVES: dict[str, type[Objective]] = {kind.__name__: kind for kind in get_args(ObjectiveSlot)}
 # By --method, and by --distil.
 PRETRAINING: dict[str, type[Objective]] = {kind.method: kind for kind in OBJECTIVES.values() if kind.method}
+CONTRASTIVE: dict[str, ObjectiveSlot] = {
+    "clip": Contrastive("softmax"),
+    "siglip": Contrastive("sigmoid"),
+}  # by --objective
 DISTILLATION: dict[str, ObjectiveSlot] = {
     "hard": Distillation(kind="hard"),
     "soft": Distillation(kind="soft"),

@@ -14,6 +14,7 @@ from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.accuracy import ClassPredictions, predict_classes
 from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
 from vitrail.metrics.regression import compare_regression, summarise_regression
+from vitrail.metrics.retrieval import list_first, rank_pairs, summarise_retrieval
 from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, sum_pixels
 from vitrail.utils.json import Finite, parse_json, remove_invalid
 from vitrail.utils.scores import find_score
@@ -278,9 +279,64 @@ class EvaluatedNumbers:
         return compare_regression(self.predicted, other.predicted[order], self.targets)
 
 
-Evaluated = EvaluatedSplit | EvaluatedMasks | EvaluatedNumbers
-EVALUATED: tuple[type[Evaluated], ...] = (EvaluatedSplit, EvaluatedMasks, EvaluatedNumbers)
-TASK_SCORES = {"masks": "miou", "numbers": "r2"}  # of tasks with one score; for others it depends on their metrics
+@dataclass(frozen=True)
+class EvaluatedCaptions:
+    """Features of every image and its caption of a split, as unit vectors."""
+
+    arrays: ClassVar[tuple[str, ...]] = ("image_features", "text_features", "items", "captions", "texts")
+
+    split: str
+    image_features: np.ndarray  # [n, F]
+    text_features: np.ndarray  # [n, F]
+    items: np.ndarray  # [n]: equal for one image with several captions
+    captions: np.ndarray  # [n]: equal for equal captions
+    texts: np.ndarray  # [n]: the captions, cut to some length
+    names: list[str]  # [n]; empty if they were not stored
+    images: Mapping[int, Path | bytes]  # small copies of some images, by index
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def n_classes(self) -> int:
+        """Return the number of targets of an image."""
+        return 1
+
+    @property
+    def is_multilabel(self) -> bool:
+        return False
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return summarise_retrieval(self.image_features, self.text_features, self.items, self.captions)
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """Return the rank of the best caption of each different image, in the order of their first pairs, [I]."""
+        return rank_pairs(self.image_features, self.text_features, self.items, self.captions)[0]
+
+    def find_best_text(self, index: int) -> str:
+        """Return the caption that is most similar to an image."""
+        first, _ = list_first(self.captions)
+        return str(self.texts[first[int((self.text_features[first] @ self.image_features[index]).argmax())]])
+
+    def image_name(self, index: int) -> str:
+        return self.names[index] if index < len(self.names) else f"image {index}"
+
+    def compare(self, other: "EvaluatedCaptions", order: np.ndarray) -> PairedTest | str:
+        """Return the paired test of recall at 1, or the reason why there is none."""
+        if not np.array_equal(self.texts, other.texts[order]) or not np.array_equal(order, np.arange(len(order))):
+            return "their images have different captions"
+        return compare_correct(self.ranks == 0, other.ranks == 0)
+
+
+Evaluated = EvaluatedSplit | EvaluatedMasks | EvaluatedNumbers | EvaluatedCaptions
+EVALUATED: tuple[type[Evaluated], ...] = (EvaluatedSplit, EvaluatedMasks, EvaluatedNumbers, EvaluatedCaptions)
+TASK_SCORES = {
+    "masks": "miou",
+    "numbers": "r2",
+    "captions": "image_to_text_1",
+}  # of tasks with one score; for others it depends on their metrics
 
 
 @dataclass(frozen=True)

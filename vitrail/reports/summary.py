@@ -107,6 +107,8 @@ def render_run_lead(run: RunDirectory) -> Markup:
         ]
         labels = run.get("labels")
         classes = f", {len(labels):,} classes" if isinstance(labels, list) and labels else ""
+        if run.metadata.get("task") == "captions":
+            classes = ""
         if run.metadata.get("task") == "numbers" and isinstance(labels, list) and labels:
             classes = f", learning {', '.join(map(str, labels))}"
         if classes and run.is_pretraining:
@@ -265,6 +267,9 @@ def render_interval_note(score: str) -> Markup:
     """Return the note on how the intervals of a run with this score are computed."""
     if score == "miou":
         return h("p", "95 % intervals: bootstrap over images. Means are over the classes that occur.", class_="note")
+    if score == "image_to_text_1":
+        what = "Recall at k: whether one of the k most similar captions, or images, belongs to it."
+        return h("p", f"{what} 95 % intervals: Wilson’s, over different images or captions.", class_="note")
     if score == "r2":
         what = "R² is the share of the targets’ variance that is explained: 1 is perfect, 0 as good as their mean."
         return h("p", f"{what} 95 % intervals: bootstrap over images.", class_="note")

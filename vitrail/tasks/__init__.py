@@ -2,13 +2,14 @@
 
 from vitrail.data.dataset import Images
 from vitrail.tasks.base import Task
+from vitrail.tasks.captions import Captions
 from vitrail.tasks.classes import MultiLabel, SingleLabel
 from vitrail.tasks.masks import Masks
 from vitrail.tasks.numbers import Numbers
 
 __all__ = ["TASKS", "Task", "task_of"]
 
-TASKS: dict[str, Task] = {task.name: task for task in (SingleLabel(), MultiLabel(), Masks(), Numbers())}
+TASKS: dict[str, Task] = {task.name: task for task in (SingleLabel(), MultiLabel(), Masks(), Numbers(), Captions())}
 
 
 def task_of(images: Images) -> Task:

@@ -26,13 +26,18 @@ MEASURED_IMAGES = 256  # of a step at most; fewer if they take long
 def choose_training_precision(recipe: Recipe, n_images: int, team: Team) -> PrecisionChoice | None:
     """Return the fastest precision for a recipe on so many training images, as the main process measures it.
 
-    None, without measuring, for a run that is too short for the choice to matter, and for devices other than CPU and CUDA.
+    None, without measuring, for a run that is too short for the choice to matter, for a locked image tower, and for devices
+    other than CPU and CUDA.
     """
     batch = min(recipe.batch_size, n_images)
     images = batch * recipe.total_steps(max(1, n_images // batch))
     if team.device.type == "cuda":
         return choose_cuda(team.device, device_name(team.device))
-    if team.device.type != "cpu" or 3 * images * count_cost(recipe.model).macs < MIN_TRAINING_MACS:
+    if (
+        recipe.tune == "text"
+        or team.device.type != "cpu"
+        or 3 * images * count_cost(recipe.model.image_tower).macs < MIN_TRAINING_MACS
+    ):
         return None
     return team.broadcast_object(measure_precision(recipe, batch) if team.is_main else None)
 
@@ -44,7 +49,7 @@ def measure_precision(recipe: Recipe, batch: int, seconds: float = MEASURING_SEC
     if not multiplies_bf16(device):
         return choose_measured({"fp32": 1.0}, name)
     with torch.random.fork_rng(devices=[]):
-        model = build_from(recipe.model).train()
+        model = build_from(recipe.model.image_tower).train()  # captions cost little beside images
         tune(model, recipe.tune)
         shape = (recipe.model.channels, *recipe.model.input_size)
         few = torch.randn(min(2, batch), *shape)  # one image alone has no batch statistics

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.numbers import parse_targets
+from vitrail.data.tokenizer import Tokenizer
 from vitrail.data.transforms.augment import AugmentSlot
 from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import ModelConfig
@@ -25,7 +26,7 @@ class Data:
 
     where: str
     fractions: tuple[float, float, float] | None = None  # train, validation, test, where the data has no splits
-    task: Literal["auto", "single", "multi", "none"] = "auto"  # "none" needs no labels
+    task: Literal["auto", "single", "multi", "none", "captions"] = "auto"  # "none" needs no labels
     balance: Literal["none", "weights", "sampling"] = "none"  # for classes with few images
     allow_class_mismatch: bool = False
     quarantine: str | None = None  # a file that lists images to leave out
@@ -90,6 +91,8 @@ class Recipe:
     epochs: float | None = None  # this or `steps`
     steps: int | None = None
     init: str | None = None  # the initial checkpoint
+    init_image: str | None = None  # the checkpoint of the image tower alone
+    tokenizer: str | None = None  # file or directory; None: that of `init`, or learnt from the captions
     teacher: Teacher | None = None
     tune: str = "full"
     ema: EMA | None = None
@@ -119,6 +122,8 @@ class Recipe:
             "validate_every",
             "validation_images",
         )
+        if self.init is not None and self.init_image is not None:
+            raise ValueError("init= has both towers, init_image= the image tower: give one of them")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be from 0 to {2**31 - 1}, got {self.seed}")
         check_tune(self.tune)
@@ -175,6 +180,8 @@ class Facts:
     side: tuple[int, int]  # median height and width of the images
     channels: int
     several_sizes: bool  # whether images differ in size, as photographs do
+    tokenizer: Tokenizer | None = None  # of captions
+    init_image: ModelConfig | None = None  # of the checkpoint of the image tower
     init: ModelConfig | None = None  # of the initial checkpoint
     init_preprocessing: Preprocessing | None = None
     teacher: Teacher | None = None

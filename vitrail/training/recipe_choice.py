@@ -30,10 +30,11 @@ from vitrail.training.runs.validation import describe_validation, limit_validati
 from vitrail.utils.precision import PrecisionChoice, check_precision
 
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
-SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "decoder", "distil", "clip")  # of some of them
+SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "decoder", "distil", "clip", "objective")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
 Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
-FROM_CHECKPOINT = ("finetune", "self-training", "paper-finetune", "segment", "regress", *METHODS)
+FROM_CHECKPOINT = ("finetune", "self-training", "paper-finetune", "segment", "regress", "contrastive", *METHODS)
+WITH_CAPTIONS = "contrastive"  # the recipe of captions, and of models with a text tower
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class RecipeChoice:
     augment: Augment | None = None
     deadline: float | None = None  # by `time.monotonic()`
     by_default: bool = False  # whether the name was not given, so that the data may ask for another recipe
+    init_image: str | None = None  # checkpoint of the image tower
+    tokenizer: str | None = None
 
     def for_data(self, task: Task, media: Media) -> "RecipeChoice":
         """Return the choice for data of this task, of images, videos or sounds: its own recipe, unless one was given."""
@@ -64,6 +67,8 @@ class RecipeChoice:
     def __post_init__(self) -> None:
         if self.init is not None:  # the recipe records the address, not the name
             object.__setattr__(self, "init", expand_name(self.init))
+        if self.init_image is not None:
+            object.__setattr__(self, "init_image", expand_name(self.init_image))
         if (precision := self.overrides.get("precision")) is not None:
             check_precision(precision)
         if precision == "auto" and self.given is None:
@@ -111,13 +116,18 @@ class RecipeChoice:
         if self.given is not None:
             if asked := [name for name, value in self.overrides.items() if value is not None]:
                 raise ValueError(f"{asked[0]}= is for named recipes: change a recipe file with settings=['NAME=VALUE']")
-            recipe = replace(self.given, data=self.data, init=self.init or self.given.init)
+            given = self.given
+            init_image = self.init_image or (None if self.init else given.init_image)
+            init = self.init or (None if self.init_image else given.init)
+            tokenizer = self.tokenizer or given.tokenizer
+            recipe = replace(given, data=self.data, init=init, init_image=init_image, tokenizer=tokenizer)
         else:
             asked, facts.teacher = {k: value for k, value in self.overrides.items() if value is not None}, self.teacher
             asked |= {"size": image_sides(asked["size"])} if "size" in asked else {}
             asked |= {"clip": parse_clip(asked["clip"])} if isinstance(asked.get("clip"), str) else {}
             asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
-            recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
+            recipe = build_named_recipe(self.name, facts, self.data, self.init, asked, self.init_image)
+            recipe = replace(recipe, init_image=self.init_image, tokenizer=self.tokenizer)
         recipe = replace(recipe, objective=recipe.objective.fit_targets(facts.target_mean, facts.target_std))
         if self.teacher is not None and (self.given is not None or recipe.teacher is None):
             recipe = with_teacher(recipe, self.teacher, self.distil)
@@ -146,7 +156,12 @@ def with_augment(recipe: Recipe, augment: Augment) -> Recipe:
 
 
 def build_named_recipe(
-    name: str | None, facts: Facts, data: Data, init: str | None, overrides: dict[str, Any]
+    name: str | None,
+    facts: Facts,
+    data: Data,
+    init: str | None,
+    overrides: dict[str, Any],
+    init_image: str | None = None,
 ) -> Recipe:
     """Return a named recipe for this data, checkpoint and overrides."""
     name = name or ("scratch-small" if init is None else "finetune")
@@ -159,9 +174,12 @@ def build_named_recipe(
         raise ValueError("epochs and steps are both given: give one of them")
     if init is not None and name not in FROM_CHECKPOINT:
         raise ValueError(f"the recipe {name} builds its own model: leave out init=, or use recipe='finetune'")
-    if init is not None:
-        with inspect_checkpoint(init) as checkpoint:
-            facts.init = checkpoint.contract.config
+    if init_image is not None and name != WITH_CAPTIONS:
+        raise ValueError(f"init_image= is for pairs of images and captions, not for the recipe {name}: use init=")
+    if (checkpoint_path := init or init_image) is not None:
+        with inspect_checkpoint(checkpoint_path, towers=init is not None and name == WITH_CAPTIONS) as checkpoint:
+            facts.init = checkpoint.contract.config if init is not None else None
+            facts.init_image = checkpoint.contract.config if init is None else None
             pipeline = checkpoint.contract.preprocessing
             facts.init_preprocessing = pipeline if isinstance(pipeline, Preprocessing) else None
     facts.overrides = overrides
@@ -172,6 +190,20 @@ def build_named_recipe(
     if unused := [option for option in options if overrides.get(option) is not None and option not in facts.used]:
         raise ValueError(f"the recipe {name} does not use {unused[0]}=: leave it out, or use settings=")
     return replace(recipe, init=init, **{k: overrides[k] for k in COMMON_OVERRIDES if overrides.get(k) is not None})
+
+
+def check_text_tower(init: str) -> None:
+    """Raise ValueError if a checkpoint that can be read has no text tower."""
+    try:
+        with inspect_checkpoint(init, towers=True):
+            return
+    except ValueError as error:
+        try:
+            with inspect_checkpoint(init):
+                pass
+        except ValueError:
+            raise error from None
+    raise ValueError(f"{init} has no text tower: give it as init_image=, and a new text tower is trained")
 
 
 def read_given(recipe: str | os.PathLike[str] | Recipe | None) -> Recipe | None:

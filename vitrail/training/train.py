@@ -14,14 +14,23 @@ from vitrail.data.dataset import Images
 from vitrail.data.sources.file_names import preview_labels
 from vitrail.data.sources.objects import PREFIX
 from vitrail.data.transforms.user import bind_transforms, list_functions
-from vitrail.objectives.registry import PRETRAINING
+from vitrail.objectives.registry import CONTRASTIVE, PRETRAINING
 from vitrail.reports.page import write_report
 from vitrail.tasks import Task, task_of
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, method_of, read_recipe
-from vitrail.training.recipe_choice import Augment, RecipeChoice, choose_teacher, find_data, read_given
+from vitrail.training.recipe_choice import (
+    WITH_CAPTIONS,
+    Augment,
+    RecipeChoice,
+    check_text_tower,
+    choose_teacher,
+    find_data,
+    read_given,
+)
 from vitrail.training.recipes import METHODS, check_name
+from vitrail.training.runs.captions import read_run_tokenizer, tokenizer_on_all, with_tokenizer
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.record import check_recipe, read_run_record, read_summary
 from vitrail.training.runs.run import Run
@@ -41,7 +50,10 @@ class Connected(TypedDict):
 def train(
     data: Any = None,
     *,
+    objective: Literal["clip", "siglip"] | None = None,
     init: str | os.PathLike[str] | None = None,
+    init_image: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     teacher: str | os.PathLike[str] | None = None,
     distil: str | None = None,
     teacher_cache: bool = False,
@@ -65,7 +77,7 @@ def train(
     minutes: float | None = None,
     augment: Augment | None = None,
     fractions: tuple[float, float, float] | None = None,
-    task: Literal["auto", "single", "multi"] | None = None,
+    task: Literal["auto", "single", "multi", "captions"] | None = None,
     balance: Literal["none", "weights", "sampling"] | None = None,
     per_class: int | None = None,
     allow_class_mismatch: bool | None = None,
@@ -95,6 +107,9 @@ def train(
     for each image.
     Images with masks get the recipe `segment`, with a `decoder` (linear, linear-4, upernet, eomt) on the model. `targets` are
     columns of numbers to learn, in place of labels, with the recipe `regress`.
+    Tables with captions get the recipe `contrastive`, which trains two towers like CLIP or, with `objective="siglip"`, SigLIP;
+    a given `objective` reads captions also where there are labels. `init_image` is a checkpoint of the image tower, which
+    tune="text" locks; `tokenizer` is a file or directory (by default that of `init`, or one learnt from the captions).
     A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, to `clip` ("16x4": frames of
     a clip and the step between them, for videos), `tune` ("head", "lora"),
     `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
@@ -114,6 +129,9 @@ def train(
     fields |= {"allow_class_mismatch": allow_class_mismatch, "quarantine": optional_path(quarantine)}
     fields |= {"label_from": label_from, "names": optional_path(names), "ignore": ignore}
     fields |= {"targets": (targets,) if isinstance(targets, str) else None if targets is None else tuple(targets)}
+    if objective is not None:
+        check_contrastive(objective, name, data.task if isinstance(data, Data) and task is None else task)
+        fields["task"] = "captions"
     source = find_data(data, given, fields)
     if source[0].targets and (teacher or distil):
         option = "teacher=" if teacher else "distil="
@@ -123,6 +141,7 @@ def train(
     overrides = {"model": model, "size": size, "tune": tune, "epochs": epochs, "steps": steps, "batch_size": batch_size}
     overrides |= {"lr": lr, "precision": precision, "seed": seed, "clip": clip}
     overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout, "decoder": decoder}
+    overrides |= {"objective": objective}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
     choice = RecipeChoice(
         name or default,
@@ -136,6 +155,8 @@ def train(
         augment,
         set_deadline(minutes),
         by_default=name is None,
+        init_image=optional_path(init_image),
+        tokenizer=optional_path(tokenizer),
     )
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
@@ -211,6 +232,16 @@ def pretrain(
     return start_run(choice, out, change_machine(machine, device, workers), connected)
 
 
+def check_contrastive(objective: str, recipe: str | None, task: str | None) -> None:
+    """Raise ValueError for an unknown objective, or one that another recipe has."""
+    if objective not in CONTRASTIVE:
+        raise ValueError(f"unknown objective {objective!r}: use {' or '.join(CONTRASTIVE)}")
+    if recipe not in (None, WITH_CAPTIONS):
+        raise ValueError(f"objective={objective!r} is for captions, not for the recipe {recipe}: leave out one of them")
+    if task not in (None, "auto", "captions"):
+        raise ValueError(f"objective={objective!r} learns captions, task={task!r} classes: leave out one of them")
+
+
 def optional_path(path: str | os.PathLike[str] | None) -> str | None:
     """Return a path as text."""
     return None if path is None else os.fspath(path)
@@ -247,6 +278,13 @@ def start_run(
         check_sampling(choice.data, task)
         task.check_splits(prepared.splits, where)
         choice = choice.for_data(task, prepared.train.media)
+        if prepared.train.captions is not None:
+            check_captions(choice)
+            init = choice.init or (choice.given.init if choice.given is not None else None)
+            path = choice.tokenizer or (choice.given.tokenizer if choice.given is not None else None)
+            prepared = tokenizer_on_all(team, prepared, path, None if choice.init_image else init, choice.given)
+        elif choice.tokenizer is not None:
+            raise ValueError(f"tokenizer= is for captions, and {where} has {task.title}: leave it out")
         if directory is None:
             directory = choose_directory(where, choice.given.name if choice.given else choice.name)
         recipe, facts = choice.choose(prepared, machine, team)
@@ -323,6 +361,8 @@ def resume_run(
     functions = list_functions(augment)
     bind_transforms(recipe.augment, functions)  # raises before the data is read
     prepared = prepare_on_all(team, recipe.data, connected["progress"], source)
+    if prepared.train.captions is not None:
+        prepared = with_tokenizer(prepared, read_run_tokenizer(directory))
     setup = RunSetup(recipe, prepared, directory, machine, team, **connected, functions=functions)
     setup.check_functions()
     task_of(prepared.train).check_splits(prepared.splits, recipe.data.where)
@@ -372,6 +412,11 @@ def check_labels(recipe: Recipe) -> None:
             raise ValueError(f"{name} trains without labels, a model without classes: use vitrail.pretrain")
         if recipe.teacher is not None:
             raise ValueError(f"{name} uses no teacher: settings=['teacher=none'], or use method='features'")
+    elif not objective.learns_classes:
+        if recipe.model.text_tower is None:
+            raise ValueError(f"{name} learns captions, the model has no text tower: use recipe='contrastive'")
+        if recipe.teacher is not None:
+            raise ValueError(f"{name} uses no teacher: leave it out")
     elif classes is None and objective.label_use == "required":
         raise ValueError(f"{name} learns labels, the model has no classes: set model.classes, or use vitrail.pretrain")
     elif classes is None and not unlabelled:
@@ -387,6 +432,15 @@ def check_task(recipe: Recipe, task: Task) -> None:
         return
     remedy = f"use recipe={task.recipe!r}" if task.recipe else "use a recipe for classes, such as 'finetune'"
     raise ValueError(f"the recipe {recipe.name} does not learn {task.title}, which {recipe.data.where} has: {remedy}")
+
+
+def check_captions(choice: RecipeChoice) -> None:
+    """Raise ValueError if another recipe than that of captions was asked for, before a tokeniser is made."""
+    if choice.given is None and choice.name != WITH_CAPTIONS:
+        where = f"{choice.data.where} has captions"
+        raise ValueError(f"the recipe {choice.name} does not learn captions, and {where}: use recipe='contrastive'")
+    if choice.given is None and choice.init is not None:
+        check_text_tower(choice.init)
 
 
 def check_media(recipe: Recipe, images: Images) -> None:

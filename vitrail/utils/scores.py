@@ -36,9 +36,18 @@ METRICS = {  # in the order of tables
     "r2": Metric("Coefficient of determination (R²)", is_share=False, title="R²", phrase="R²", short="R²"),
     "mae": Metric("Mean absolute error (MAE)", is_share=False, has_tile=True, has_bar=False),
     "rmse": Metric("Root mean squared error (RMSE)", is_share=False, has_tile=True, has_bar=False),
+    "image_to_text_1": Metric(
+        "Recall at 1, image to text",
+        title="Image-to-text recall at 1",
+        phrase="image-to-text recall at 1",
+        short="image→text",
+    ),
+    "image_to_text_5": Metric("Recall at 5, image to text", has_tile=True),
+    "text_to_image_1": Metric("Recall at 1, text to image", has_tile=True),
+    "text_to_image_5": Metric("Recall at 5, text to image", has_tile=True),
     "loss": Metric("Cross-entropy", is_share=False, has_bar=False),
 }
-SCORES = ("miou", "map", "r2", "top1")  # that a run is selected by, the most specific first
+SCORES = ("miou", "map", "r2", "image_to_text_1", "top1")  # that a run is selected by, the most specific first
 
 
 def find_score(metrics: Mapping[str, Any]) -> str:

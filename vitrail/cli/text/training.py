@@ -91,6 +91,8 @@ def format_validation(record: Record) -> str:
     else:
         score = find_score(record)
         result = f"validation {METRICS[score].short} {format_value(score, record.get(score, 0))}"
+        if "text_to_image_1" in record:
+            result += f"  text→image {format_value('text_to_image_1', record['text_to_image_1'])}"
         result += f"  MAE {format_number(record['mae'], 4)}" if "mae" in record else ""
         result += f"  loss {record['loss']:.4f}" if "loss" in record else ""
     best = "  best so far" if record.get("best") else ""
@@ -154,6 +156,8 @@ def format_supervised(summary: dict[str, Any]) -> str:
         f"{METRICS[score].title} {format_value(score, summary[score])} ({format_score_interval(score, (low, high))})"
     )
     result += f", MAE {format_number(summary['mae'], 4)}" if "mae" in summary else ""
+    if "text_to_image_1" in summary:
+        result += f", text-to-image {format_value('text_to_image_1', summary['text_to_image_1'])}"
     return f"{result} on {summary['images']:,} {summary['split']} images"
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.audit import findings as checks
+from vitrail.data.audit.captions import CaptionSummary, find_caption_problems, summarise_captions
 from vitrail.data.audit.duplicates import MAX_HASH_DISTANCE, find_repeats
 from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding, describe_kind
 from vitrail.data.audit.masks import MaskCounts, find_absent_classes, find_mask_problems, join_digests, scan_masks
@@ -31,7 +32,7 @@ from vitrail.data.sources import load_dataset
 from vitrail.utils.progress import ProgressCallback
 
 __all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
-__all__ += ["MaskCounts", "SoundSummary", "VideoSummary", "check", "describe_kind"]
+__all__ += ["CaptionSummary", "MaskCounts", "SoundSummary", "VideoSummary", "check", "describe_kind"]
 __all__ += ["NumberSummary", "exclude_images", "format_quarantine", "read_quarantine", "summarise_numbers"]
 
 
@@ -45,6 +46,7 @@ class Audit:
         default_factory=dict
     )  # pixels of the classes of each split with masks
     numbers: Mapping[str, Mapping[str, NumberSummary]] = field(default_factory=dict)  # by split and target
+    captions: Mapping[str, CaptionSummary] = field(default_factory=dict)  # by split
     videos: Mapping[str, VideoSummary] = field(default_factory=dict)  # lengths, rates and sizes, by split
     sounds: Mapping[str, SoundSummary] = field(default_factory=dict)  # lengths and rates, by split
     mask_digests: Mapping[int, np.ndarray] = field(
@@ -111,6 +113,7 @@ class Audit:
             | (self.mask_counts[name].to_dict() if name in self.mask_counts else {})
             | ({"videos": self.videos[name].to_dict()} if name in self.videos else {})
             | ({"sounds": self.sounds[name].to_dict()} if name in self.sounds else {})
+            | ({"captions": self.captions[name].to_dict()} if name in self.captions else {})
             | ({"targets": {key: value.to_dict() for key, value in self.numbers[name].items()}} if self.numbers else {})
             for name, images in splits.items()
         }
@@ -119,7 +122,7 @@ class Audit:
             "kind": self.dataset.kind,
             "ok": self.is_ok,
             "images": sum(map(len, splits.values())),
-            **({"targets": list(names)} if self.numbers else {"classes": list(names)}),
+            **({} if self.captions else {"targets": list(names)} if self.numbers else {"classes": list(names)}),
             "splits": counts,
             "notes": list(self.dataset.notes),
             "problems": [finding.to_dict() for finding in self.findings],
@@ -154,7 +157,7 @@ def audit_dataset(
     findings += find_sound_problems(scans)
     for split, scan in mask_scans.items():
         findings += find_mask_problems(split, scan)
-    findings += [*find_absent_classes(mask_scans), *find_number_problems(dataset, scans)]
+    findings += [*find_absent_classes(mask_scans), *find_number_problems(dataset, scans), *find_caption_problems(scans)]
     numbers = {split: summarise_numbers(images) for split, images in dataset.splits.items()}
     findings += [*checks.find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
@@ -164,8 +167,9 @@ def audit_dataset(
     videos = {split: summary for split, summary in summaries.items() if summary}
     sound_summaries = {split: summarise_sounds(scan) for split, scan in scans.items()}
     sounds = {split: summary for split, summary in sound_summaries.items() if summary}
+    texts = {split: found for split, images in dataset.splits.items() if (found := summarise_captions(images))}
     digests = join_digests(mask_scans.values())
-    return Audit(dataset, tuple(findings), mask_counts, numbers, videos, sounds, digests)
+    return Audit(dataset, tuple(findings), mask_counts, numbers, texts, videos, sounds, digests)
 
 
 def check(

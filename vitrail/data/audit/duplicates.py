@@ -146,7 +146,9 @@ class UsableImages:
 
 def gather_usable(scans: Scans) -> UsableImages:
     """Concatenate the splits without unusable images."""
-    keep = [np.flatnonzero(scan.has_digest & scan.find_usable()) for scan in scans.values()]
+    keep = [
+        np.flatnonzero(scan.has_digest & scan.find_usable() & find_first_pairs(scan.images)) for scan in scans.values()
+    ]
     selected = list(zip(scans.values(), keep, strict=True))
     return UsableImages(
         list(scans),
@@ -161,6 +163,15 @@ def gather_usable(scans: Scans) -> UsableImages:
     )
 
 
+def find_first_pairs(images: Images) -> np.ndarray:
+    """Return a mask of the images without those that are listed again, with another caption, [n]."""
+    first = np.ones(len(images), dtype=bool)
+    if images.target_kind == "captions":
+        first[:] = False
+        first[np.unique(images.items, return_index=True)[1]] = True
+    return first
+
+
 def _encode_masks(scans: Scans, keep: list[np.ndarray]) -> np.ndarray:
     """Return numbers that are equal for equal masks."""
     digests = [scan.mask_digests[indices] for scan, indices in zip(scans.values(), keep, strict=True)]  # type: ignore[index]
@@ -168,7 +179,9 @@ def _encode_masks(scans: Scans, keep: list[np.ndarray]) -> np.ndarray:
 
 
 def _encode_label_ids(parts: list[Images]) -> np.ndarray:
-    """Return the targets of all splits as numbers that are equal for equal labels."""
+    """Return the targets of all splits as numbers that are equal for equal labels; captions never contradict each other."""
+    if any(part.target_kind == "captions" for part in parts):
+        return np.zeros(sum(map(len, parts)), dtype=np.int64)
     if any(part.target_kind == "numbers" for part in parts):
         rows = np.concatenate([part.targets for part in parts])
         return np.unique(rows, axis=0, return_inverse=True)[1].ravel()

@@ -10,6 +10,7 @@ from PIL import Image
 from vitrail.data.audit.image import ImageInspection
 from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
 from vitrail.data.dataset import Dataset, Media
+from vitrail.data.sources.captions import SKIP_NO_CAPTION, SKIP_SAME_PAIR
 from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, SKIP_UNREADABLE, is_ignored_name
 from vitrail.data.sources.masks import SKIP_AMBIGUOUS, SKIP_NO_IMAGE, SKIP_NO_MASK
 from vitrail.data.sources.numbers import SKIP_NO_NUMBER
@@ -50,6 +51,7 @@ FINDING_KINDS = {
     "mask-unclear": Kind("error", "images whose mask is unclear", "rename them: one mask for each image"),
     "target-value": Kind("error", "images without a number to learn", "write finite numbers; training skips them"),
     "short-sound": Kind("error", "sounds shorter than 25 ms", "delete them; training skips them"),
+    "caption-value": Kind("error", "images without a caption", "write captions; training skips them"),
     "constant-target": Kind("error", "targets that do not vary", "leave them out of the targets, or add images"),
     "empty-class": Kind("error", "classes without images", "add images, or remove the folder"),
     "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
@@ -61,6 +63,8 @@ FINDING_KINDS = {
         "warning", "similar images with different labels", "compare them: one label may be wrong"
     ),
     "duplicate": Kind("warning", "identical images in one split", "keep one: copies count twice"),
+    "caption-copy": Kind("warning", "pairs that are listed twice", "delete the copies; they are used once"),
+    "caption-long": Kind("warning", "long captions", "shorten them: the end is cut off at the context of the model"),
     "video-cut": Kind("warning", "videos that end too early", "download again; clips are taken before the end"),
     "short-video": Kind("warning", "videos shorter than a clip", "the last frame is repeated; or use a shorter clip"),
     "sound-cut": Kind("warning", "sounds that end too early", "download again; the samples that are there are used"),
@@ -77,6 +81,9 @@ FINDING_KINDS = {
     "outside": Kind("warning", "images that are not used", "move them into a class folder, or convert them"),
     "imbalance": Kind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
     "outlier": Kind("note", "numbers far from all others", "check their units and decimal points"),
+    "caption-shared": Kind(
+        "note", "captions of many images", "harmless as class names; a batch takes them for different"
+    ),
     "near-duplicate": Kind("note", "similar images in one split", "keep one if both are the same photograph"),
     "wrong-suffix": Kind("note", "suffix of another format", "harmless: the content is used; rename to be clean"),
     "mask-uniform": Kind("note", "masks of one class", "harmless, if they are complete"),
@@ -104,9 +111,10 @@ UNUSABLE_KINDS += (
     "mask-depth",
     "mask-shape",
     "target-value",
+    "caption-value",
 )
 SKIPPED_PAIRS = {SKIP_NO_MASK: "missing-mask", SKIP_NO_IMAGE: "orphan-mask", SKIP_AMBIGUOUS: "mask-unclear"}
-SKIPPED_PAIRS |= {SKIP_NO_NUMBER: "target-value"}
+SKIPPED_PAIRS |= {SKIP_NO_NUMBER: "target-value", SKIP_NO_CAPTION: "caption-value", SKIP_SAME_PAIR: "caption-copy"}
 
 
 @dataclass(frozen=True)

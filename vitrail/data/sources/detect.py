@@ -94,7 +94,8 @@ def load_dataset(
 
     `fractions` (train, validation, test) split data without splits (default 80, 20, 0 %; a training set that comes with a
     test set: 90, 10 %). `multi_label` states whether images have several labels (default: detected); "unlabelled" accepts data
-    without labels, such as flat folders. `progress` is called with the activity, the count done and the total (0: unknown).
+    without labels, such as flat folders; "captions" reads a column of texts, also where there are labels. `progress` is called
+    with the activity, the count done and the total (0: unknown).
     `label_from` is a regular expression that finds the class in a file name, or in the path if it contains a slash; the
     source is then a folder or a pattern of image files. `names` is a file with readable names of the classes, or "imagenet".
     `ignore` are stored values of masks that neither train nor count, besides 255 and those that the data states;
@@ -116,6 +117,8 @@ def load_dataset(
     dataset = read_source(source, options)
     if numbers and any(images.target_kind != "numbers" for images in dataset.splits.values()):
         raise refuse_targets(dataset.source)
+    if options.wants_captions and any(images.target_kind != "captions" for images in dataset.splits.values()):
+        raise refuse_caption_source(dataset.source)
     if (
         values
         and all(images.target_kind != "masks" for images in dataset.splits.values())
@@ -131,6 +134,11 @@ def load_dataset(
 def refuse_targets(source: str) -> ValueError:
     """Return the error for targets of data that has no columns of numbers."""
     return ValueError(f"{source} is no table with columns of numbers: give a CSV, TSV, JSONL or Parquet file")
+
+
+def refuse_caption_source(source: str) -> ValueError:
+    """Return the error for captions of data that has none."""
+    return ValueError(f"{source} has no captions: give a table with the columns image and caption, such as a CSV")
 
 
 def parse_ignored_values(ignore: int | Sequence[int] | None) -> tuple[int, ...] | None:

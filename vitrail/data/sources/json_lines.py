@@ -6,6 +6,7 @@ from typing import Any
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import manifest, parquet
 from vitrail.data.sources import splits as parts
+from vitrail.data.sources.captions import CAPTION_COLUMNS
 from vitrail.data.sources.numbers import find_target_columns
 
 
@@ -18,6 +19,12 @@ def read_json_lines(path: str, options: parts.ReadOptions) -> Dataset:
     found = manifest.find_column(names, manifest.SPLIT_COLUMNS)
     split = None if found is None else names[found]
     needs_labels = options.needs_labels and not options.targets
+    if path_column is not None and options.takes_captions(label_column is not None):
+        caption = manifest.find_column(names, CAPTION_COLUMNS)
+        if caption is not None:
+            return manifest.read_caption_rows(path, rows, path_column, names[caption], split, options)
+        if options.wants_captions:
+            raise manifest.refuse_captions(path, names)
     if path_column is None or (label_column is None and needs_labels):
         wanted = "path and label" if needs_labels else "path"
         raise ValueError(f"{path}: line 1 must have the keys {wanted}, got {', '.join(names) or 'none'}")

@@ -1,4 +1,4 @@
-"""Manifests: CSV or Parquet lists of images with the columns path, label, mask or numbers, and optionally split."""
+"""Manifests: CSV or Parquet lists of images with the columns path, label, mask, caption or numbers, and optionally split."""
 
 import csv
 import io
@@ -13,6 +13,7 @@ import numpy as np
 from vitrail.data.dataset import Dataset, Images, Store
 from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sources import splits as parts
+from vitrail.data.sources.captions import CAPTION_COLUMNS, CaptionRows, build_caption_dataset
 from vitrail.data.sources.files import FileStore, find_media, is_media_name, printable_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import SKIP_NO_MASK, EncodedMasks, build_mask_dataset, describe_skipped, find_classes
@@ -108,7 +109,7 @@ def open_csv(path: str, labelled: bool) -> tuple[list[str], Iterator[tuple[int, 
         return find_column(header, PATH_COLUMNS) is not None
 
     def has_labels(header: Sequence[str]) -> bool:
-        return has_paths(header) and find_column(header, (*LABEL_COLUMNS, *MASK_COLUMNS)) is not None
+        return has_paths(header) and find_column(header, (*LABEL_COLUMNS, *MASK_COLUMNS, *CAPTION_COLUMNS)) is not None
 
     if opened := search_csv(path, [has_labels] if labelled else [has_labels, has_paths]):
         return opened
@@ -151,8 +152,15 @@ def read_csv(path: str, options: parts.ReadOptions) -> Dataset:
     path_column, label_column, split_column = columns
     needs_masks = label_column is None and options.needs_labels and not options.targets
     mask_column = find_column(header, MASK_COLUMNS) if needs_masks else None
+    if options.takes_captions(label_column is not None or mask_column is not None):
+        caption_column = find_column(header, CAPTION_COLUMNS)
+        if caption_column is None and options.wants_captions:
+            raise refuse_captions(path, header)
+    else:
+        caption_column = None
     target_columns = find_target_columns(header, options.targets, path) if options.targets else []
     label_column = label_column if mask_column is None else mask_column
+    label_column = label_column if caption_column is None else caption_column
     assert path_column is not None
     paths, labels, splits, numbers, lines = [], [], [], [], []
     shared: dict[str, str] = {}  # equal labels share one string
@@ -173,6 +181,9 @@ def read_csv(path: str, options: parts.ReadOptions) -> Dataset:
     if options.targets:
         locations = [f"{path}, line {line}" for line in lines]
         return read_listed_numbers(path, paths, numbers, locations, splits, header[path_column], options)
+    if caption_column is not None:
+        locations = [f"{path}, line {line}" for line in lines]
+        return read_listed_captions(path, paths, labels, locations, splits, header[path_column], options)
     if mask_column is not None:
         return read_listed_masks(path, paths, labels, splits, header[path_column], options)
     if label_column is not None and options.multi_label is None:
@@ -270,14 +281,61 @@ def read_number_rows(
 ) -> Dataset:
     """Build the dataset of the rows of a table, with the names of its columns of paths and splits."""
     locations = [f"{manifest}, row {number:,}" for number in range(1, len(rows) + 1)]
+    paths, splits = read_paths_and_splits(rows, locations, path, split)
+    cells = [[row.get(name) for name in options.targets or ()] for row in rows]
+    return read_listed_numbers(manifest, paths, cells, locations, splits, path, options)
+
+
+def refuse_captions(source: str, columns: Sequence[str]) -> ValueError:
+    """Return the error for data whose captions are wanted and that has none."""
+    found = ", ".join(str(column).strip() for column in columns) or "none"
+    return ValueError(f"{source} has no column of captions, got {found}: name one caption")
+
+
+def read_listed_captions(
+    manifest: str,
+    paths: Sequence[str],
+    captions: Sequence[Any],
+    locations: Sequence[str],
+    splits: Sequence[str | None],
+    path_column: str,
+    options: parts.ReadOptions,
+) -> Dataset:
+    """Build the dataset of paths relative to a manifest, with captions; an image that is listed again has several."""
+    paths = resolve_paths(manifest, paths, path_column)
+    files = {path: item for item, path in enumerate(dict.fromkeys(paths))}
+    rows = CaptionRows()
+    for row, (path, caption, location) in enumerate(zip(paths, captions, locations, strict=True)):
+        rows.add(row, caption, printable_path(path), files[path], location)
+    store = FileStore.from_paths(files, find_media(manifest, paths))
+    items = np.array([files[path] for path in paths])
+    return build_caption_dataset(manifest, "manifest", store, rows, splits, options, items=items)
+
+
+def read_caption_rows(
+    manifest: str,
+    rows: Sequence[Mapping[str, Any]],
+    path: str,
+    caption: str,
+    split: str | None,
+    options: parts.ReadOptions,
+) -> Dataset:
+    """Build the dataset of the rows of a table, with the names of its columns of paths, captions and splits."""
+    locations = [f"{manifest}, row {number:,}" for number in range(1, len(rows) + 1)]
+    paths, splits = read_paths_and_splits(rows, locations, path, split)
+    return read_listed_captions(manifest, paths, [row.get(caption) for row in rows], locations, splits, path, options)
+
+
+def read_paths_and_splits(
+    rows: Sequence[Mapping[str, Any]], locations: Sequence[str], path: str, split: str | None
+) -> tuple[list[str], list[str | None]]:
+    """Return the paths and the splits of the rows of a table."""
     for row, location in zip(rows, locations, strict=True):
         if not isinstance(row.get(path), str) or not row[path].strip():
             raise ValueError(f"{location}: no path")
     named = zip(rows, locations, strict=True)
     splits = [None if split is None else parse_split(str(row.get(split)), location) for row, location in named]
-    cells = [[row.get(name) for name in options.targets or ()] for row in rows]
-    paths = [row[path].strip() for row in rows]
-    return read_listed_numbers(manifest, paths, cells, locations, splits, path, options)
+    return [row[path].strip() for row in rows], splits
 
 
 def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.LabelMode) -> list[Label]:
@@ -303,7 +361,7 @@ def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.Labe
 
 def find_manifest(folder: str, names: Sequence[str], options: parts.ReadOptions) -> str | None:
     """Return the manifest of a folder, or None if there is none with the expected columns."""
-    suffixes = (".csv", ".parquet", *((".tsv", ".jsonl") if options.targets else ()))
+    suffixes = (".csv", ".parquet", *((".tsv", ".jsonl") if options.targets or options.wants_captions else ()))
     found = [name for name in names if MANIFEST_NAME.fullmatch(name.casefold())]
     candidates = [name for name in found if name.casefold().endswith(suffixes)]
     if len(candidates) != 1:

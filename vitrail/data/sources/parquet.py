@@ -1,4 +1,4 @@
-"""Parquet tables: with embedded images or sounds, and labels, masks or numbers, as on the Hugging Face Hub, or lists of paths."""
+"""Parquet tables: embedded images or sounds with labels, masks, captions or numbers, as on the Hugging Face Hub, or paths."""
 
 import io
 import json
@@ -16,6 +16,7 @@ from vitrail.data.decode import open_image
 from vitrail.data.sound import Sound, SoundFile
 from vitrail.data.sources import manifest
 from vitrail.data.sources import splits as parts
+from vitrail.data.sources.captions import CAPTION_COLUMNS, CaptionRows, build_caption_dataset
 from vitrail.data.sources.files import import_decoder, printable_path
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
 from vitrail.data.sources.mask_classes import find_class_file
@@ -110,20 +111,37 @@ def format_first_line(error: Exception) -> str:
 def read_parquet(source: str, files: Sequence[str], options: parts.ReadOptions) -> Dataset:
     """Read the shards of a table: embedded images, or a manifest, depending on the columns."""
     schema = open_table(files[0]).schema_arrow
+    caption = find_caption_column(files[0], schema, options)
     if column := find_image_column(schema):
         if options.targets:
             return read_embedded_numbers(source, files, column, options)
+        if caption is not None:
+            return read_embedded_captions(source, files, column, caption, options)
         if options.needs_labels and (mask_column := find_mask_column(schema, column)):
             return read_embedded_masks(source, files, column, mask_column, options)
         return read_embedded(source, files, column, options)
     path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
     label_column = manifest.find_column(schema.names, manifest.LABEL_COLUMNS)
-    if path_column is None or (label_column is None and options.needs_labels and not options.targets):
+    lacks_labels = label_column is None and caption is None and options.needs_labels and not options.targets
+    if path_column is None or lacks_labels:
         columns = ", ".join(schema.names)
         raise ValueError(f"{files[0]} has neither an image column nor path and label columns, got {columns}")
     if len(files) > 1:
         raise ValueError(f"{source} has several manifests, {files[0]} and {files[1]}: give one of them")
+    if caption is not None:
+        return read_captions(files[0], schema, path_column, caption, options)
     return read_path_manifest(files[0], schema, path_column, label_column, options)
+
+
+def find_caption_column(path: str, schema: Any, options: parts.ReadOptions) -> str | None:
+    """Return the column of captions, if they are read; raise ValueError if they are wanted and there are none."""
+    labelled = manifest.find_column(schema.names, (*LABEL_COLUMNS, *MASK_COLUMNS, *manifest.LABEL_COLUMNS)) is not None
+    if not options.takes_captions(labelled):
+        return None
+    found = manifest.find_column(schema.names, CAPTION_COLUMNS)
+    if found is None and options.wants_captions:
+        raise manifest.refuse_captions(path, schema.names)
+    return None if found is None else schema.names[found]
 
 
 def open_table(path: str) -> Any:
@@ -218,6 +236,23 @@ def read_embedded_numbers(source: str, files: Sequence[str], column: str, option
         rows.add(row, [values[name] for name in targets], store.name(row))
     shards = np.searchsorted(starts[:, 0], np.arange(len(splits)), side="right") - 1
     return build_number_dataset(source, "parquet", store, rows, splits, options, shards=shards)
+
+
+def read_embedded_captions(
+    source: str, files: Sequence[str], column: str, caption: str, options: parts.ReadOptions
+) -> Dataset:
+    """Read tables with embedded images and a column of captions, or of lists of captions of the same image."""
+    starts, splits, cells = read_groups(files, (column, caption), (caption,))
+    store, rows, items = ParquetStore(files, column, starts, len(splits)), CaptionRows(), []
+    for item, values in enumerate(cells):
+        texts = values[caption]
+        for text in texts if isinstance(texts, list) and texts else [texts or None]:
+            rows.add(len(items), text, store.name(item), item)
+            items.append(item)
+    listed = np.array(items, dtype=np.int64)
+    shards = np.searchsorted(starts[:, 0], listed, side="right") - 1
+    sides = [splits[item] for item in items]
+    return build_caption_dataset(source, "parquet", store, rows, sides, options, items=listed, shards=shards)
 
 
 def read_embedded(source: str, files: Sequence[str], column: str, options: parts.ReadOptions) -> Dataset:
@@ -321,6 +356,21 @@ def read_path_manifest(
         splits = [manifest.parse_split(str(cell), f"{path}, row {row + 1:,}") for row, cell in enumerate(columns[-1])]
     known = [label for label in labels if label is not None]
     return manifest.read_listed_paths(path, columns[0], known, splits, used[0], options)
+
+
+def read_captions(path: str, schema: Any, path_column: int, caption: str, options: parts.ReadOptions) -> Dataset:
+    """Read the paths and captions of a Parquet manifest; a cell may be a list of captions of the same image."""
+    names = schema.names
+    found = manifest.find_column(names, manifest.SPLIT_COLUMNS)
+    split = None if found is None else names[found]
+    with open_table(path) as table:
+        used = dict.fromkeys([names[path_column], caption, *([] if split is None else [split])])
+        cells = table.read(columns=list(used)).to_pylist()
+    rows = []
+    for row in cells:
+        texts = row[caption]
+        rows += [{**row, caption: text} for text in (texts if isinstance(texts, list) and texts else [texts or None])]
+    return manifest.read_caption_rows(path, rows, names[path_column], caption, split, options)
 
 
 def read_numbers(path: str, schema: Any, path_column: int, split: int | None, options: parts.ReadOptions) -> Dataset:

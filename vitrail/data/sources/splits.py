@@ -18,8 +18,9 @@ from vitrail.utils.progress import ProgressCallback
 
 Fractions = tuple[float, float, float]  # train, validation, test
 # True or False: images have several labels or one. None: detected. "unlabelled": data without labels gets one class.
-LabelMode = bool | Literal["unlabelled"] | None
+LabelMode = bool | Literal["unlabelled", "captions"] | None  # "captions": texts, also where the data has labels
 UNLABELLED = "unlabelled"
+CAPTIONS = "captions"
 UNLABELLED_CLASS = "picture"  # class name of unlabelled images (kept: it is stored in files)
 
 ALIASES = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation", "testing": "test"}
@@ -51,6 +52,15 @@ class ReadOptions:
     def ignored_pixels(self) -> tuple[int, ...]:
         """Return these values for masks of pixels; default ones may be ids of COCO, which can be larger."""
         return self.ignored if self.ignore is not None else tuple(value for value in self.ignored if value <= 255)
+
+    @property
+    def wants_captions(self) -> bool:
+        """Return True if captions are read, also where the data has labels."""
+        return self.multi_label == CAPTIONS
+
+    def takes_captions(self, has_labels: bool) -> bool:
+        """Return True if captions are read from data that has them, and labels or masks too with `has_labels`."""
+        return not self.targets and (self.wants_captions or (self.needs_labels and not has_labels))
 
     @property
     def needs_labels(self) -> bool:
@@ -103,7 +113,7 @@ def add_validation_split(dataset: Dataset, options: ReadOptions, default: Fracti
 def split_by_content(images: Images, fractions: Fractions, progress: ProgressCallback | None) -> dict[str, Images]:
     """Split images by content. Every split has all the classes."""
     hashes = hash_images(images.store, images.items, progress)
-    if images.target_kind in ("masks", "numbers"):  # the classes of a mask are known only after reading it
+    if images.target_kind in ("masks", "numbers", "captions"):  # the classes of a mask are known only after reading it
         sides = assign_splits(hashes, np.zeros(len(images), dtype=np.int64), 1, fractions)
     else:
         sides = assign_splits(hashes, images.targets, len(images.classes), fractions)

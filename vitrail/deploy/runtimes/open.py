@@ -345,6 +345,8 @@ def with_fitted_preprocessing(where: str, contract: ModelContract) -> ModelContr
 
 def is_multilabel(model: Model, path: Path | None) -> bool:
     """Return True for a multi-label model, according to its run, its recipe's task or its loss."""
+    if "zero_shot" in model.card:  # its recipe is that of the pairs it has learnt
+        return False
     recipe = model.card.get("recipe")
     recipe = recipe if isinstance(recipe, dict) else {}
     run_json = None if path is None else (path if path.is_dir() else path.parent) / "run.json"

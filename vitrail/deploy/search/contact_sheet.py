@@ -20,6 +20,7 @@ from vitrail.reports.html import Markup, h, isolate, join_markup
 from vitrail.utils.text import format_image_count
 
 QUERY_SIZE, NEIGHBOUR_SIZE = 720, 320  # longer side, in pixels
+MAX_TEXT = 80  # characters of a query in headings
 MAX_PIXELATED_SIZE = 48  # pixels; smaller images are enlarged without smoothing
 BACKGROUND = (255, 255, 255)  # behind transparent pixels
 
@@ -31,21 +32,21 @@ def write_sheet(index: SearchIndex, results: list[SearchResult], method: str, pa
 
 def build_sheet(index: SearchIndex, results: list[SearchResult], method: str) -> str:
     """Return the HTML of one or several queries with their neighbours."""
-    first = results[0].query.name
+    first = name_query(results[0])
     several = len(results) > 1
-    title = f"Nearest to {len(results)} {index.media}s" if several else f"Nearest to {printable_path(first)}"
+    title = f"Nearest to {len(results)} queries" if several else f"Nearest to {first}"
     kicker = ("search", index.model.name, printable_path(index.folder.name))
     count = format_image_count(len(index.images), index.media)
     lead = f"The nearest of {count} by the cosine of {index.model.name} features, {method}."
     heading = [
         h("p", [h("span", isolate(text)) for text in kicker], class_="kicker"),
-        h("h1", "Nearest to ", f"{len(results)} {index.media}s" if several else isolate(printable_path(first))),
+        h("h1", "Nearest to ", f"{len(results)} queries" if several else isolate(first)),
         h("p", lead, class_="lead"),
     ]
     top = heading if several else [h("div", h("div", heading), query_figure(results[0]), class_="beside-it")]
     parts: list[PageSection] = []
     for number, result in enumerate(results, 1):
-        name = printable_path(result.query.name)
+        name = name_query(result)
         cards = [neighbour_card(rank, item) for rank, item in enumerate(result.neighbours, 1)]
         content = [query_figure(result) if several else None, h("div", cards, class_="cards near")]
         parts.append((f"query-{number}", name, f"Nearest to {name}" if several else f"Nearest {index.media}s", content))
@@ -54,8 +55,17 @@ def build_sheet(index: SearchIndex, results: list[SearchResult], method: str) ->
     return render_document(title, index.model.checksum + first, top, parts, "the model and the image", style + single)
 
 
-def query_figure(result: SearchResult) -> Markup:
-    """Return the query image."""
+def name_query(result: SearchResult) -> str:
+    """Return the file name of a query image, or the beginning of a text."""
+    if isinstance(result.query, Path):
+        return printable_path(result.query.name)
+    return result.query[:MAX_TEXT] + "…" * (len(result.query) > MAX_TEXT)
+
+
+def query_figure(result: SearchResult) -> Markup | None:
+    """Return the query image; None for a text, which the heading has."""
+    if isinstance(result.query, str):
+        return None
     return h("div", embed_image(result.query, QUERY_SIZE, True), class_="asked")
 
 

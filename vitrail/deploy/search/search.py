@@ -67,9 +67,9 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A query image and its neighbours, nearest first."""
+    """A query, an image or a text, and its neighbours, nearest first."""
 
-    query: Path
+    query: Path | str
     neighbours: tuple[Neighbour, ...]
 
 
@@ -262,15 +262,22 @@ def find_neighbours(
         raise ValueError(f"the features of {bad} are not finite with {deployed.where}")
     cosines, rows = index.searcher(exact)(normalise_rows(features), min(top + 1, len(index.images)))
     results = []
-    for query, query_cosines, query_rows in zip(queries, cosines, rows, strict=True):
-        neighbours = [
+    for query, neighbours in zip(queries, list_neighbours(index, cosines, rows), strict=True):
+        others = tuple(item for item in neighbours if not is_same_path(item.path, query))
+        results.append(SearchResult(query, others[:top]))
+    return results
+
+
+def list_neighbours(index: SearchIndex, cosines: np.ndarray, rows: np.ndarray) -> list[list[Neighbour]]:
+    """Return the images of the rows that were found for each query, both [m, k]; -1 stands for none."""
+    return [
+        [
             Neighbour(index.image_path(int(row)), printable_path(index.images[int(row)].path), float(cosine))
             for cosine, row in zip(query_cosines, query_rows, strict=True)
             if row >= 0
         ]
-        others = tuple(item for item in neighbours if not is_same_path(item.path, query))
-        results.append(SearchResult(query, others[:top]))
-    return results
+        for query_cosines, query_rows in zip(cosines, rows, strict=True)
+    ]
 
 
 def path_media(path: Path) -> Media:

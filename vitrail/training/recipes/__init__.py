@@ -17,6 +17,7 @@ NAMES = (
     "segment",
     "regress",
     "self-training",
+    "contrastive",
     "video",
     "sound",
     "paper-imagenet",
@@ -31,6 +32,7 @@ NAMES = (
 )
 
 METHODS = ("mpp", "mae", "videomae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`
+CONTRASTIVE_OBJECTIVES = ("clip", "siglip")  # of pairs of images and captions: `vitrail train --objective`
 DISTILLATION_METHODS = ("hard", "soft", "features", "tokens")  # with a teacher: `vitrail train --distil`
 
 

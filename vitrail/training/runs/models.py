@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.adapter import write_adapter
-from vitrail.checkpoints.load import inspect_checkpoint, load, save
+from vitrail.checkpoints.checkpoint import check_tokenizer
+from vitrail.checkpoints.load import inspect_checkpoint, load, load_towers, save
 from vitrail.checkpoints.targets import check_expressible
 from vitrail.metrics.temperature import TemperatureFit
 from vitrail.models.adapt import KEEP
@@ -38,9 +39,11 @@ def build_model(recipe: Recipe) -> Model:
 def load_initial_model(setup: RunSetup) -> Model:
     """Return the model that training starts from: new, or from the recipe's checkpoint with a head for these labels."""
     recipe, init = setup.recipe, setup.recipe.init
+    config = recipe.model
+    if config.text_tower is not None:
+        return load_initial_towers(setup)
     if init is None:
         return build_model(recipe)
-    config = recipe.model
     classes = None if config.classes is None else KEEP  # other classes are the affair of `start_from`
     # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
     options: dict[str, Any] = {"classes": classes, "mmap": False}
@@ -81,6 +84,30 @@ def load_for_sounds(init: str, config: ModelConfig, **options: Any) -> Model:
     if getattr(source.preprocessing, "sound", None) is None:
         return source.take_spectrograms(config.image_size, config.overlap)
     return source.resize(config.image_size)
+
+
+def load_initial_towers(setup: RunSetup) -> Model:
+    """Return the two towers that training starts from, with the tokeniser of the run."""
+    recipe, tokenizer = setup.recipe, setup.prepared.tokenizer
+    if recipe.init is not None:
+        size = recipe.model.image_size
+        model = load_towers(recipe.init, tokenizer=tokenizer, image_size=size, mmap=False).train()
+        if model.config != recipe.model:
+            raise ValueError(
+                f"{recipe.init} is another model than the recipe's: leave out settings that change the model"
+            )
+        return model
+    model = build_model(recipe)
+    if recipe.init_image is not None:
+        image, where = recipe.model.image_tower, recipe.init_image
+        shape = {"classes": None, "image_size": image.image_size, "channels": image.channels}
+        source = load(where, mmap=False, **shape)
+        if source.config != image:
+            raise ValueError(f"{where} is another model than the recipe's: leave out settings that change the model")
+        model.require_towers("init_image=").image.load_state_dict(source.state_dict())
+    if tokenizer is not None:
+        model.tokenizer = check_tokenizer(tokenizer, recipe.model)
+    return model
 
 
 class Evaluator:
@@ -135,6 +162,8 @@ class TrainedModel:
         model = self.build_tuned()
         merge_lora(model)
         model.preprocessing = self.setup.recipe.preprocessing
+        if self.setup.recipe.model.text_tower is not None:
+            model.tokenizer = self.setup.prepared.tokenizer
         if self.setup.recipe.model.classes is not None:
             model.labels = self.setup.prepared.labels.names
         for parameter in model.parameters():
@@ -199,7 +228,8 @@ class TrainedModel:
             with stage_output(directory / MODEL, (directory / BEST).stat().st_size) as staged:
                 shutil.copyfile(directory / BEST, staged)
         team.barrier()
-        return load(directory / MODEL, mmap=False).to(team.device)
+        read = load if self.setup.recipe.model.text_tower is None else load_towers
+        return read(directory / MODEL, mmap=False).to(team.device)
 
     def scale_written(self, fit: TemperatureFit) -> Model:
         """Divide the logits of the written model by a temperature, in its file; return the model that the file has now."""

@@ -20,7 +20,8 @@ from vitrail.data.clip import Clip
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
-from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
+from vitrail.data.sources.splits import CAPTIONS, HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
+from vitrail.data.tokenizer import Tokenizer
 from vitrail.data.video import Video, first_frame
 from vitrail.tasks import task_of
 from vitrail.training.recipe import Data, Facts
@@ -42,6 +43,7 @@ class Prepared:
     audit: Audit
     skipped: list[tuple[str, str]]  # path and reason
     warnings: list[str] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None  # of captions
 
     @property
     def train(self) -> Images:
@@ -98,6 +100,7 @@ class Prepared:
             side=(int(median(h for h, _ in sizes)), int(median(w for _, w in sizes))),
             channels=1 if all(mode.split(";")[0] in GREY_MODES for mode in modes) else 3,
             several_sizes=len(set(sizes)) > 1,
+            tokenizer=self.tokenizer,
             frames=int(median(lengths)) if lengths else None,
             rate=median(rates) if rates else None,
             target_mean=tuple(each.mean for each in numbers),
@@ -204,7 +207,7 @@ def load_data(
     default_ignore: Sequence[int] = (),
 ) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
-    several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
+    several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED, "captions": CAPTIONS}[data.task]
     labels = {"label_from": data.label_from, "names": data.names, "targets": data.targets}
     ignored = {"ignore": data.ignore, "default_ignore": default_ignore}
     where = data.where if source is None else source

@@ -126,12 +126,15 @@ def fingerprint_splits(prepared: Prepared) -> dict[str, str]:
 
 
 def fingerprint_split(images: Images, mask_digests: Mapping[int, np.ndarray] | None = None) -> str:
-    """Return a hash of the names and labels of a split in their order; of masks, their names and the values of the classes.
+    """Return a hash of the names and labels of a split in their order; of masks, their names and the values of the classes; of
+    captions, their text.
 
     With the digests of an audit, the hash is that of the masks' content too.
     """
     masks = images.masks is not None
     digest = hashlib.sha256(images.targets.tobytes())
+    for number in np.unique(images.targets).tolist() if images.captions is not None else ():
+        digest.update(f"{number} {images.captions[number]}\0".encode())
     if masks and mask_digests:
         digest.update(mask_digests[id(images.masks)][images.targets].tobytes())
     if images.mask_classes is not None:

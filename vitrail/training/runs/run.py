@@ -16,6 +16,7 @@ from vitrail.objectives.base import LossInputs, LossModule, Parts
 from vitrail.training.checkpointing import Checkpoints
 from vitrail.training.logging import MetricsLog
 from vitrail.training.recipe import method_of, write_recipe
+from vitrail.training.runs.captions import CaptionEvaluator, write_tokenizer
 from vitrail.training.runs.models import BEST, Evaluator, TrainedModel, build_model, load_initial_model
 from vitrail.training.runs.pretraining import Collapsed, FeatureEvaluator
 from vitrail.training.runs.record import (
@@ -41,7 +42,8 @@ class Run:
         self.setup, self.loaders = setup, RunLoaders(setup)
         self.teacher: RunTeacher | None = None
         self.parts: Parts | None = None  # of the initial checkpoint, beside the model
-        evaluator = FeatureEvaluator if method_of(setup.recipe) else LabelEvaluator
+        captions = setup.prepared.train.captions is not None and not method_of(setup.recipe)
+        evaluator = CaptionEvaluator if captions else FeatureEvaluator if method_of(setup.recipe) else LabelEvaluator
         self.evaluator: Evaluator = evaluator(setup, self.loaders)
 
     def start(self) -> dict[str, Any]:
@@ -55,6 +57,8 @@ class Run:
             with stage_output(setup.directory) as staged:  # a kill leaves a whole directory or none
                 staged.mkdir()
                 write_recipe(recipe, staged / "recipe.json")
+                if setup.prepared.tokenizer is not None:
+                    write_tokenizer(staged, setup.prepared.tokenizer)
                 record = build_run_record(recipe, setup.prepared, setup.machine, setup.team, model, setup.chosen)
                 write_json(staged / "run.json", record | ({"teacher": self.teacher.describe()} if self.teacher else {}))
         return self.train(model, None)
@@ -161,6 +165,8 @@ class Run:
         setup, recipe, machine, team = self.setup, self.setup.recipe, self.setup.machine, self.setup.team
         if recipe.tune.startswith("lora") and team.world_size > 1 and team.parallel == "fsdp":
             raise ValueError("LoRA matrices are too small to be sharded: use parallel='ddp'")
+        if not recipe.objective.can_shard and team.world_size > 1 and team.parallel == "fsdp":
+            raise ValueError(f"{type(recipe.objective).__name__} does not support parallel='fsdp': use parallel='ddp'")
         if recipe.objective.calls_parts_of_layers and team.world_size > 1 and team.parallel == "fsdp":
             raise ValueError(
                 "objective.tokens=TokenMerging calls parts of layers, which are sharded: use parallel='ddp'"

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
 from vitrail.data.sources.arrays import ArrayStore
+from vitrail.data.tokenizer import encode_texts
 from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline
 from vitrail.data.transforms.user import BoundTransform, UserFunction, bind_transforms, check_transform
 from vitrail.data.worker_pool import log
@@ -93,6 +95,14 @@ class RunSetup:
             return (found.sum() / present.sum() / counts).clamp(max=MAX_CLASS_WEIGHT) * present
         return counts.sum() / len(counts) / counts
 
+    def token_targets(self) -> np.ndarray | None:
+        """Return the token ids of the captions of the training images, int32 [n, T]; None for other targets."""
+        images, tokenizer = self.prepared.train, self.prepared.tokenizer
+        if images.captions is None or tokenizer is None:
+            return None
+        used, position = np.unique(images.targets, return_inverse=True)
+        return encode_texts(tokenizer, [images.captions[number] for number in used.tolist()])[position.ravel()]
+
     def augmentation(self) -> Pipeline:
         """Return the pipeline that turns an image into a row of a training batch."""
         recipe, pipeline = self.recipe, self.recipe.preprocessing
@@ -148,6 +158,7 @@ class RunLoaders:
             accumulate=recipe.accumulate,
             weights="balanced" if recipe.data.balance == "sampling" else None,
             epochs=-(-recipe.total_steps(len(train) // batch) // (len(train) // batch)),
+            targets=self.setup.token_targets(),
             progress=self._report_decoding,
             fallback=False,  # the run stops after a checkpoint, to be resumed with fewer workers
         )
@@ -174,12 +185,14 @@ class RunLoaders:
             loader.close()
         self.loaders = {}
 
-    def _add(self, name: str, images: Images, pipeline: Pipeline, **options: Any) -> Loader:
+    def _add(
+        self, name: str, images: Images, pipeline: Pipeline, targets: np.ndarray | None = None, **options: Any
+    ) -> Loader:
         if name not in self.loaders:
             team, options["seed"] = self.setup.team, self.setup.recipe.seed
             options |= {"rank": team.rank, "world_size": team.world_size, "workers": self._workers(images)}
             options["report"] = self.setup.note if team.is_main else log.warning
-            self.loaders[name] = Loader(images, None, pipeline, **options)
+            self.loaders[name] = Loader(images, targets, pipeline, **options)
         return self.loaders[name]
 
     def _workers(self, images: Images) -> int:

@@ -31,7 +31,7 @@ def has_knn(prepared: Prepared) -> bool:
 
 def count_training_passes(recipe: Recipe) -> float:
     """Return the forward passes that a training image costs."""
-    if recipe.tune == "head":
+    if recipe.tune in ("head", "text"):
         return 1.0
     if recipe.views is None:
         return TRAINING_PASSES * recipe.objective.kept_patches
