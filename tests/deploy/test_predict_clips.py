@@ -172,7 +172,7 @@ def test_a_model_with_the_preprocessing_of_another_is_refused() -> None:
     net = clip_model()
     for clip, made in ((None, "images"), (Clip(8, 2), "clips of 8 frames")):
         net.preprocessing = vitrail.Preprocessing((16, 24), (16, 24), clip=clip)
-        with pytest.raises(ValueError, match=f"takes clips of 4 frames, its preprocessing makes {made}"):
+        with pytest.raises(ValueError, match=f"takes clips of 4 frames and the preprocessing gives {made}"):
             list(vitrail.predict(net, frames()))
 
 

@@ -66,6 +66,23 @@ def test_a_run_records_its_clip_and_draws_strips_of_frames(run: Path) -> None:
     assert (run / "report.html").is_file()
 
 
+def test_samples_are_called_videos(videos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--steps", "3", "--batch-size", "4", "--clip", "4x1", "--workers", "0", "--out", str(tmp_path / "new")]
+    for name, value in (("width", 16), ("depth", 1), ("heads", 1), ("mlp", 32)):
+        options += ["--set", f"model.size.{name}={value}"]
+    assert main(["train", str(videos), *options]) == 0
+    options = ["--split", "train", "--workers", "0", "--out", str(tmp_path / "e")]
+    assert main(["evaluate", str(run), str(videos), *options]) == 0
+    printed = "".join(capsys.readouterr())
+    assert "validation videos, after" in printed
+    assert "videos/s with preprocessing" in printed
+    pages = [(folder / "report.html").read_text() for folder in (run, tmp_path / "e")]
+    shown = [re.sub(r"<(script|style|pre|details).*?</\1>|<[^>]*>", " ", page, flags=re.S) for page in pages]
+    for text in (printed, *shown):
+        assert "videos" in text
+        assert re.findall(r".*\bimages?\b(?! size).*", text.replace("frames as images", "")) == []
+
+
 def test_a_resumed_run_is_the_same_bit_for_bit(videos: Path, run: Path, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
@@ -186,7 +203,7 @@ def test_videomae_pretrains_and_its_model_is_fine_tuned(videos: Path, tmp_path: 
         (("evaluate", "{image}", "{videos}", "--clips", "2"), "--clips is for models of clips"),
         (
             ("train", "{videos}", "--set", "preprocessing.clip.frames=2"),
-            "the model takes clips of 8 frames and the preprocessing gives clips of 2: use --clip, which changes both",
+            "the model takes clips of 8 frames and the preprocessing gives clips of 2 frames: use --clip, which changes both",
         ),
         (("train", "{videos}", "--recipe", "video", "--teacher", "{run}"), "distillation is for images, not videos"),
         (("train", "{videos}", "--set", "preprocessing.clip.clips=2"), "a run has one view of each video, got 2"),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.data.clip import Clip
+from vitrail.data.clip import Clip, describe_samples
 from vitrail.data.dataset import IGNORED
 from vitrail.utils.devices import constant_tensor
 
@@ -135,13 +135,25 @@ class Preprocessing:
             raise ValueError("the model takes images, got a video: give images, or a model that takes clips")
         return self._crop_view(self._resize_image(image), 0, 1)
 
+    @property
+    def frames(self) -> int | None:
+        """Return the frames of a clip; None for images."""
+        return None if self.clip is None else self.clip.frames
+
+    def check_frames(self, frames: int | None, remedy: str) -> None:
+        """Raise ValueError unless the samples are the clips of so many frames, or the images (None), that a model takes."""
+        if self.frames != frames:
+            gives, takes = describe_samples(self.frames), describe_samples(frames)
+            raise ValueError(f"the model takes {takes} and the preprocessing gives {gives}: {remedy}")
+
     def to_views(self, video: "Image.Image | Video") -> Tensor:
         """Resize and crop the frames of all views of a video, uint8 [V, C, T, H, W]: the clips, each with its crops."""
         from vitrail.data.video import Video, read_clip
 
         if self.clip is None or not isinstance(video, Video):
-            takes = "images" if self.clip is None else f"clips of {self.clip.frames} frames"
-            raise ValueError(f"the model takes {takes}, got {'a video' if isinstance(video, Video) else 'an image'}")
+            raise ValueError(
+                f"the model takes {describe_samples(self.frames)}, got {'a video' if isinstance(video, Video) else 'an image'}"
+            )
         clip = self.clip
 
         def make_crops(frame: Image.Image) -> Tensor:  # [crops, C, H, W]

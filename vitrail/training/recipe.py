@@ -126,12 +126,7 @@ class Recipe:
             channels = f"the model takes {model.channels} channels and the preprocessing gives {pipeline.channels}"
             raise ValueError(f"{channels}: set model.channels={pipeline.channels}")
         clip = pipeline.clip
-        if model.frames != (None if clip is None else clip.frames):
-            takes = "images" if model.frames is None else f"clips of {model.frames} frames"
-            gives = "images" if clip is None else f"clips of {clip.frames}"
-            raise ValueError(
-                f"the model takes {takes} and the preprocessing gives {gives}: use clip=, which changes both"
-            )
+        pipeline.check_frames(model.frames, "use clip=, which changes both")
         if clip is not None and clip.views > 1:
             raise ValueError(f"a run has one view of each video, got {clip.views}: give clips= and crops= to evaluate")
 
@@ -181,6 +176,11 @@ class Facts:
     target_std: tuple[float, ...] = ()
     frames: int | None = None  # median number of frames of a video; None for images
     rate: float | None = None  # median frames per second of the videos; None if unknown
+
+    @property
+    def training_size(self) -> str:
+        """Return the number of training images or videos in words."""
+        return f"{self.images:,} training {'images' if self.frames is None else 'videos'}"
 
     @property
     def loss(self) -> Literal["softmax", "sigmoid"]:

@@ -14,7 +14,7 @@ from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.sources.files import MEDIA_SUFFIXES, FileStore, FolderWalker, printable_path
 from vitrail.data.video import is_video_name, open_video
 from vitrail.deploy.predict.inputs import AskMedia, ImageInputs, select_media, take_images
-from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, check_media, open_pool, predict_rows
+from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, check_input_media, open_pool, predict_rows
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import ask_media, open_deployed_model
@@ -200,7 +200,7 @@ class IndexBuilder:
         store.media = "video" if images and is_video_path(self.folder / images[0].path) else "image"
         inputs = ImageInputs((store,), np.array([0, len(images)]), (None,))
         if images:
-            check_media(pool.deployed, inputs)
+            check_input_media(pool.deployed, inputs)
         rows = predict_rows(pool, inputs, 0, len(images), progress=self.progress)
         pairs, read, unreadable = zip(images, rows, strict=True), [], {}
         while block := list(itertools.islice(pairs, ROWS_PER_WRITE)):
