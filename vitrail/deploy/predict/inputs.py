@@ -351,19 +351,21 @@ def read_jsonl_paths(path: str) -> Iterable[str]:
 
 
 def open_parquet(path: str) -> Store:
-    """Return the images embedded in a Parquet file, or the files it lists."""
+    """Return the images or videos embedded in a Parquet file, or the files it lists."""
     with parquet.open_table(path) as opened:
         schema = opened.schema_arrow
-        column = parquet.find_image_column(schema)
+        column = parquet.find_media_column(schema)
         if column is not None:
             counts = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
             firsts = np.cumsum([0, *counts], dtype=np.int64)
             groups = [(int(firsts[group]), 0, group) for group, count in enumerate(counts) if count]
             starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
-            return parquet.ParquetStore([path], column, starts, int(firsts[-1]))
+            return parquet.ParquetStore([path], column, starts, int(firsts[-1]), parquet.detect_media([path], column))
         path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
         if path_column is None:
-            raise ValueError(f"{printable_path(path)} has no column of images or paths, only {', '.join(schema.names)}")
+            raise ValueError(
+                f"{printable_path(path)} has no column of images, videos or paths, only {', '.join(schema.names)}"
+            )
         values = opened.read(columns=[schema.names[path_column]]).column(0).to_pylist()
     for row, value in enumerate(values, start=1):
         if not isinstance(value, str) or not value.strip():
