@@ -17,6 +17,7 @@ from vitrail.cli import main
 from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.evaluate import evaluate
+from vitrail.objectives.teacher import Teacher
 from vitrail.tasks.base import STRIP_GAP
 from vitrail.training.recipe import Facts, read_recipe
 from vitrail.training.recipes.clips import fit_clip
@@ -161,6 +162,34 @@ def test_features_of_videos_are_probed(videos: Path, run: Path, capsys: pytest.C
     assert "features of 16 values" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("how", "cached"), [("hard", False), ("soft", True), ("features", False), ("features", True)])
+def test_a_student_of_clips_learns_from_a_teacher(
+    videos: Path, run: Path, tmp_path: Path, how: str, cached: bool
+) -> None:
+    lines: list[str] = []
+    options: dict[str, Any] = {"teacher": run, "distil": how, "teacher_cache": cached}
+    options["listeners"] = (lambda record: lines.append(record.get("text", "")),)
+    student, _ = vitrail.train(videos, out=tmp_path / "student", **options, **SMALL)
+    recipe = read_recipe(student / "recipe.json")
+    assert (recipe.name, recipe.model.frames) == ("video", 4)
+    assert type(recipe.objective).__name__ == ("FeatureDistillation" if how == "features" else "Distillation")
+    assert vitrail.load(student).config.frames == 4
+    assert any(" videos: " in line for line in lines) == cached
+
+
+def test_a_teacher_sees_the_frames_of_the_student_as_it_would_see_images() -> None:
+    model = vitrail.build(patch=8, width=16, depth=1, heads=2, image_size=24, classes=2, frames=4)
+    pipeline = Preprocessing((24, 24), (24, 24), mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1), clip=Clip(4, 1))
+    clips, teacher = torch.rand(2, 3, 4, 16, 16), Teacher(model, pipeline)
+    seen = teacher.convert_images(clips, (0.5,) * 3, (0.5,) * 3)
+    assert seen.shape == (2, 3, 4, 24, 24)
+    for frame in range(4):
+        torch.testing.assert_close(
+            seen[:, :, frame], teacher.convert_images(clips[:, :, frame], (0.5,) * 3, (0.5,) * 3)
+        )
+    assert teacher.convert_images(clips, pipeline.mean, pipeline.std).shape == (2, 3, 4, 24, 24)
+
+
 def test_videomae_pretrains_and_its_model_is_fine_tuned(videos: Path, tmp_path: Path) -> None:
     small: dict[str, Any] = {"steps": 2, "batch_size": 4, "workers": 0}
     model = ["model.size.width=16", "model.size.depth=1", "model.size.heads=1", "model.size.mlp=32"]
@@ -205,7 +234,18 @@ def test_videomae_pretrains_and_its_model_is_fine_tuned(videos: Path, tmp_path: 
             ("train", "{videos}", "--set", "preprocessing.clip.frames=2"),
             "the model takes clips of 8 frames and the preprocessing gives clips of 2 frames: use --clip, which changes both",
         ),
-        (("train", "{videos}", "--recipe", "video", "--teacher", "{run}"), "distillation is for images, not videos"),
+        (
+            ("train", "{videos}", "--teacher", "{run}", "--clip", "6x1"),
+            "takes clips of 4 frames, and the student clips of 6 frames: they must be the same",
+        ),
+        (
+            ("train", "{videos}", "--clip", "4x1", "--teacher", "{image}"),
+            "takes images, and the student clips of 4 frames",
+        ),
+        (
+            ("train", "{videos}", "--clip", "4x1", "--teacher", "{run}", "--distil", "tokens"),
+            "token labelling does not support models of clips",
+        ),
         (("train", "{videos}", "--set", "preprocessing.clip.clips=2"), "a run has one view of each video, got 2"),
     ],
 )

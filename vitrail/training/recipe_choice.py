@@ -57,7 +57,7 @@ class RecipeChoice:
         """Return the choice for data of this task, of images or videos: its own recipe, unless one was given."""
         if not self.by_default or self.given is not None:
             return self
-        from_scratch = media == "video" and self.init is None and self.teacher is None
+        from_scratch = media == "video" and self.init is None
         name = task.recipe or ("video" if from_scratch else None)
         return self if name is None else replace(self, name=name)
 
