@@ -67,6 +67,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/cifar10_minutes.py
 	$(BIN)/python benchmarks/small_families.py
 	$(BIN)/python benchmarks/moving_digits.py
+	$(BIN)/python benchmarks/moving_digits.py --labels 10
 	$(BIN)/python benchmarks/short_finetune.py
 	$(BIN)/python benchmarks/zero_shot.py
 	$(BIN)/python benchmarks/segmentation.py

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitrail.data.cache import compute_image_key
 from vitrail.data.clip import Clip
 from vitrail.data.loader import Loader
 from vitrail.data.sources import load_dataset
@@ -104,3 +105,10 @@ def test_batches_are_the_same_with_workers() -> None:
     alone = read(0)
     assert alone[0].shape == (16, 1, 8, SIDE, SIDE)
     assert all(map(torch.equal, alone, read(2)))
+
+
+def test_generated_videos_have_keys_of_their_content_for_cached_features() -> None:
+    train, again = (load_dataset("moving-digits:8")["train"] for _ in range(2))
+    keys = [compute_image_key(train, index) for index in range(8)]
+    assert len(set(keys)) == 8
+    assert keys == [compute_image_key(again, index) for index in range(8)]

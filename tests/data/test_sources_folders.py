@@ -164,8 +164,8 @@ def test_a_file_name_that_is_not_utf8_works(tmp_path):
     ("files", "message"),
     [
         ({"1.png": 1, "2.png": 2}, "has 2 images and no class folders: use FOLDER/<class>/"),
-        ({"train/1.png": 1, "val/2.png": 2}, "train has 1 images and no class folders"),
-        ({"train/a/1.png": 1, "val/2.png": 2}, "val has 1 images and no class folders"),
+        ({"train/1.png": 1, "val/2.png": 2}, "train has 1 image and no class folders"),
+        ({"train/a/1.png": 1, "val/2.png": 2}, "val has 1 image and no class folders"),
         ({"a/": 0, "b/": 0}, "class folders without images"),
         ({"note.txt": b"x"}, "has no class folders"),
     ],

@@ -133,7 +133,9 @@ def test_shards_that_disagree_on_names_are_refused(tmp_path):
 
 def test_a_table_without_images_names_its_columns(tmp_path):
     pq.write_table(pa.table({"sepal": [1.0], "petal": [2.0]}), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match="neither an image column nor path and label columns, got sepal, petal"):
+    with pytest.raises(
+        ValueError, match="no column of images or videos, and none of path and label columns, got sepal, petal"
+    ):
         load_dataset(tmp_path / "t.parquet")
 
 

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from tests.data.test_video import encode, numbered, values
+from vitrail.data.audit import check
 from vitrail.data.clip import Clip
 from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
@@ -18,6 +19,7 @@ from vitrail.data.sources import load_dataset
 from vitrail.data.transforms.augment import ColourJitter, Flip, RandAugment, RandomErasing
 from vitrail.data.transforms.crops import RandomResizedCrop
 from vitrail.data.transforms.pipeline import TrainPipeline
+from vitrail.data.video import is_video_data
 
 pytest.importorskip("av", reason="PyAV is not installed: pip install 'vitrail[video]'")
 
@@ -84,6 +86,61 @@ def test_tar_shards_of_videos(encoded: list[tuple[str, bytes]], tmp_path: Path) 
     assert (images.media, images.classes) == ("video", ("0", "1"))
     with images.open_video(3) as video:
         assert values(video.read_frames([0, 5])) == [12, 2]  # 15 frames, rolled by 3
+
+
+def write_table(path: Path, column: str, cells: list[bytes | None], nested: bool = True, **more: object) -> str:
+    """Write a Parquet table with a column of videos, three rows in each group."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())]) if nested else pa.large_binary()
+    values = [{"bytes": cell, "path": None} for cell in cells] if nested else cells
+    columns = {column: pa.array(values, kind), "label": [number % 2 for number in range(len(cells))]}
+    pq.write_table(pa.table(columns | more), path, row_group_size=3)
+    return str(path)
+
+
+@pytest.mark.parametrize(("column", "nested"), [("video", True), ("mp4", False), ("bytes", False), ("content", True)])
+def test_parquet_with_embedded_videos(
+    encoded: list[tuple[str, bytes]], tmp_path: Path, column: str, nested: bool
+) -> None:
+    path = write_table(tmp_path / "train.parquet", column, [data for _, data in encoded], nested)
+    images = read_whole(path)
+    assert (images.media, images.classes, len(images)) == ("video", ("0", "1"), 12)
+    with images.open_video(3) as video:
+        assert values(video.read_frames([0, 5])) == [12, 2]  # 15 frames, rolled by 3
+    assert images.name(7).endswith("train.parquet[7]")
+    loader = Loader(images, None, TRAINING, batch_size=4, seed=5, epochs=1, workers=2)
+    assert sum(len(batch.pixels) for batch in loader.iter_epoch(0)) == 12
+    loader.close()
+    numbers = load_dataset(path, fractions=(1.0, 0.0, 0.0), targets="label")["train"]
+    assert (numbers.media, numbers.target_kind) == ("video", "numbers")
+
+
+def test_rows_without_a_video_and_damaged_ones_are_named(encoded: list[tuple[str, bytes]], tmp_path: Path) -> None:
+    cells = [encoded[0][1], None, encoded[1][1][:60], b"", encoded[2][1], encoded[4][1]]
+    audit = check(write_table(tmp_path / "train.parquet", "video", cells), cache=False, workers=0)
+    found = {
+        finding.path.rpartition("/")[2]: finding.kind for finding in audit.findings if finding.kind != "short-video"
+    }
+    assert {name: kind for name, kind in found.items() if kind in ("unreadable", "zero-byte")} == {
+        "train.parquet[1]": "unreadable",
+        "train.parquet[2]": "unreadable",
+        "train.parquet[3]": "zero-byte",
+    }
+    reasons = {finding.path.rpartition("/")[2]: finding.detail for finding in audit.findings}
+    assert "the row has no video" in reasons["train.parquet[1]"]
+    both = write_table(tmp_path / "both.parquet", "video", [encoded[0][1]], image=[b"x"])
+    with pytest.raises(ValueError, match=r"the table has images \(image\) and videos \(video\): leave out one"):
+        read_whole(both)
+
+
+def test_first_bytes_tell_videos_from_images(encoded: list[tuple[str, bytes]], tmp_path: Path) -> None:
+    noise = numbered(4, (32, 56))
+    streams = [encode(noise, "mpegts", "mpeg2video"), encode(noise, "mpeg", "mpeg2video"), encode(noise, "flv", "flv")]
+    assert all(is_video_data(data[:256]) for data in [*streams, *(data for _, data in encoded)])
+    for suffix in ("png", "jpeg", "webp", "avif", "gif", "tiff", "bmp"):
+        out = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(out, suffix)
+        assert not is_video_data(out.getvalue()[:256]), suffix
 
 
 def write_frames(folder: Path, pattern: str, count: int = 5) -> None:

@@ -172,7 +172,7 @@ def test_a_model_with_the_preprocessing_of_another_is_refused() -> None:
     net = clip_model()
     for clip, made in ((None, "images"), (Clip(8, 2), "clips of 8 frames")):
         net.preprocessing = vitrail.Preprocessing((16, 24), (16, 24), clip=clip)
-        with pytest.raises(ValueError, match=f"takes clips of 4 frames, its preprocessing makes {made}"):
+        with pytest.raises(ValueError, match=f"takes clips of 4 frames and the preprocessing gives {made}"):
             list(vitrail.predict(net, frames()))
 
 
@@ -190,3 +190,18 @@ def test_a_file_of_video_is_predicted_as_its_frames(tmp_path: Path) -> None:
     assert dict(first.predictions) == pytest.approx(dict(other.predictions), abs=1e-5)
     assert second.path.endswith("b.mp4")
     assert second.error
+
+
+def test_videos_in_a_table_are_predicted_and_none_is_lost(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    files = [write_mp4(tmp_path / f"{number}.mp4", frames(12, number)) for number in range(3)]
+    cells = [files[0].read_bytes(), None, files[1].read_bytes()[:200], files[2].read_bytes()]
+    pq.write_table(pa.table({"video": pa.array(cells, pa.binary())}), tmp_path / "videos.parquet", row_group_size=2)
+    net = clip_model()
+    rows = list(vitrail.predict(net, tmp_path / "videos.parquet"))
+    assert [row.path.rpartition("/")[2] for row in rows] == [f"videos.parquet[{number}]" for number in range(4)]
+    assert [row.error is None for row in rows] == [True, False, False, True]
+    assert "the row has no video" in str(rows[1].error)
+    expected = [row.label for row in vitrail.predict(net, [files[0], files[2]])]
+    assert [rows[0].label, rows[3].label] == expected

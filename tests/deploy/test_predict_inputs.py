@@ -111,7 +111,7 @@ def test_parquet_holds_images_or_paths(tmp_path):
     with pytest.raises(OSError, match="the row has no image"):
         inputs.open(2)
     parquet.write_table(arrow.table({"x": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match="has no column of images or paths, only x"):
+    with pytest.raises(ValueError, match="has no column of images, videos or paths, only x"):
         names(tmp_path / "other.parquet")
 
 

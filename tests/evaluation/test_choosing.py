@@ -54,7 +54,7 @@ def test_requested_split_equals_the_training_split(tmp_path):
 def test_evaluation_on_training_data_is_noted(tmp_path):
     where = str(folder(tmp_path / "data"))
     trained = {"m": {"where": where + "/../data", "fractions": None}}
-    assert "m was trained on images" in select_images(EvaluationData(where), trained).notes[-1]
+    assert "m was trained on" in select_images(EvaluationData(where), trained).notes[-1]
     assert (
         "its metrics are too optimistic: use split='validation'"
         in select_images(EvaluationData(where), trained).notes[-1]

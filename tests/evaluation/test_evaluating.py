@@ -198,7 +198,7 @@ def test_models_with_other_classes_are_compared_by_image(tmp_path):
     assert pair["second_only"] == int((~right[0] & right[1]).sum())
     assert pair["difference"] == pytest.approx(second.measures["top1"] - first.measures["top1"])
     assert "McNemar" in pair["verdict"]
-    assert found.verdicts[1] == "ours and ours (2) classify the same images correctly."
+    assert found.verdicts[1] == "ours and ours (2) are correct on the same samples."
     assert third.measures == first.measures
 
 
@@ -233,7 +233,7 @@ def test_training_data_is_recognised_from_another_directory(tmp_path, monkeypatc
     assert (
         found.evaluations[0]
         .selection.notes[-1]
-        .startswith("run was trained on images of ../zoo, so its metrics are too optimistic")
+        .startswith("run was trained on ../zoo, so its metrics are too optimistic")
     )
 
 

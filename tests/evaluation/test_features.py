@@ -349,8 +349,8 @@ def test_more_shots_than_images_have_no_interval(
     assert main([*arguments, "--shots", "5,25"]) == 0
     five, many = capsys.readouterr().out.splitlines()[-2:]
     assert "over 5 draws" in five
-    assert "25 per class, all images of 3 smaller classes" in many
-    assert "none: every image is drawn" in many
+    assert "25 per class, all samples of 3 smaller classes" in many
+    assert "none: every sample is drawn" in many
     assert main([*arguments, "--shots", "25", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["probes"]["few-shot"]["25"]["interval"] is None

@@ -89,7 +89,7 @@ def test_temperature_is_finite_without_errors():
 def test_few_images_and_equal_logits_are_not_scaled():
     logits, targets = draw_single(n=MIN_IMAGES - 1)
     fit = choose_temperature(logits * np.float32(0.1), targets)
-    assert (fit.temperature, fit.reason) == (1.0, "19 images are too few, at least 20 are needed")
+    assert (fit.temperature, fit.reason) == (1.0, "19 samples are too few, at least 20 are needed")
     assert choose_temperature(np.zeros((60, 4), np.float32), np.arange(60) % 4).temperature == 1
 
 
@@ -123,5 +123,5 @@ def test_small_gaps_have_no_direction():
 
 def test_a_large_gap_on_few_images_is_not_called_calibrated():
     metrics = {"mean_confidence": 0.708, "confidence_gap": 0.279, "calibration_direction": "neither"}
-    expected = "too few images to tell the direction: mean confidence 70.8 % at 42.9 % accuracy"
+    expected = "too few samples to tell the direction: mean confidence 70.8 % at 42.9 % accuracy"
     assert format_calibration(metrics).replace("\u00a0", " ") == expected

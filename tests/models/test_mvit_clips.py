@@ -160,10 +160,6 @@ def test_what_needs_images_is_refused_by_name():
         Unsupported, match="segmentation does not support Multiscale Vision Transformers: use a model of im"
     ):
         build_segmenter(**SMALL, decoder="linear")
-    with pytest.raises(
-        Unsupported, match="recording attention of clips does not support Multiscale Vision Transformers"
-    ):
-        build().attention_layers((4, 32, 32))
     with pytest.raises(Unsupported, match="frames= does not support Multiscale Vision Transformers"):
         configure("MViTv2-T").with_frames(8)
     with pytest.raises(Unsupported, match="dynamic_size= does not support"):

@@ -72,7 +72,7 @@ def test_a_significant_difference_is_reported_with_its_numbers(two):
 def test_equal_predictions_have_no_difference(tmp_path):
     comparison = compare_runs([made_run(tmp_path / name, photographs=False) for name in "ab"])
     assert comparison.differences == {}
-    assert "a and b classify the same images correctly." in format_run_comparison(comparison)
+    assert "a and b are correct on the same samples." in format_run_comparison(comparison)
     assert "The recipes are equal." in format_run_comparison(comparison)
 
 

@@ -77,7 +77,7 @@ def test_run_json_is_optional(run):
         ("metrics.jsonl", b"nonsense\n{}\n7\n", "metrics.jsonl: 2 of 3 lines are invalid"),
         ("evaluation/validation.npz", b"PK\x03\x04 no zip", "evaluation/validation.npz could not be used"),
         ("evaluation/validation.npz", b"", "evaluation/validation.npz could not be used"),
-        ("evaluation/validation.json", b'{"names": ["a"]}', "has 1 names for 341 images"),
+        ("evaluation/validation.json", b'{"names": ["a"]}', "has 1 names for 341 samples"),
     ],
 )
 def test_a_damaged_file_is_reported_and_the_rest_is_shown(run, name, content, message):

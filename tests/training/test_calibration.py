@@ -90,7 +90,7 @@ def test_temperature_is_described_and_reported(scaled: Path, plain: Path, capsys
     assert main(["describe", str(scaled / "model.safetensors")]) == 0
     shown = capsys.readouterr().out
     assert f"{fit['temperature']:.3g}, in the weights of the head: calibration error" in shown
-    assert "(cross-validated on 30 validation images)" in shown
+    assert "(cross-validated on 30 validation samples)" in shown
     assert main(["describe", str(plain / "model.safetensors")]) == 0
     assert "temperature" not in capsys.readouterr().out
     page = (scaled / "report.html").read_text(encoding="utf-8")

@@ -130,8 +130,8 @@ def test_training_data_is_recognised_when_it_is_evaluated(run: Path) -> None:
     assert held_out.as_dict()["top1"] == summary["top1"]
     everything = vitrail.evaluate(run, data, device="cpu")
     assert everything.evaluations[0].selection.notes == (
-        "whole was trained on images of python:Colours, so its metrics are too optimistic: "
-        "use split='validation' for held-out images",
+        "whole was trained on python:Colours, so its metrics are too optimistic: "
+        "use split='validation' for held-out data",
     )
     assert vitrail.evaluate(run, Colours(make_images(1)), device="cpu").evaluations[0].selection.notes == ()
 

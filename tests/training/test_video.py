@@ -17,6 +17,7 @@ from vitrail.cli import main
 from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.evaluate import evaluate
+from vitrail.objectives.teacher import Teacher
 from vitrail.tasks.base import STRIP_GAP
 from vitrail.training.recipe import Facts, read_recipe
 from vitrail.training.recipes.clips import fit_clip
@@ -64,6 +65,23 @@ def test_a_run_records_its_clip_and_draws_strips_of_frames(run: Path) -> None:
     strips = list((run / "evaluation" / "pictures").iterdir())
     assert all(Image.open(strip).size == STRIP for strip in strips)
     assert (run / "report.html").is_file()
+
+
+def test_samples_are_called_videos(videos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--steps", "3", "--batch-size", "4", "--clip", "4x1", "--workers", "0", "--out", str(tmp_path / "new")]
+    for name, value in (("width", 16), ("depth", 1), ("heads", 1), ("mlp", 32)):
+        options += ["--set", f"model.size.{name}={value}"]
+    assert main(["train", str(videos), *options]) == 0
+    options = ["--split", "train", "--workers", "0", "--out", str(tmp_path / "e")]
+    assert main(["evaluate", str(run), str(videos), *options]) == 0
+    printed = "".join(capsys.readouterr())
+    assert "validation videos, after" in printed
+    assert "videos/s with preprocessing" in printed
+    pages = [(folder / "report.html").read_text() for folder in (run, tmp_path / "e")]
+    shown = [re.sub(r"<(script|style|pre|details).*?</\1>|<[^>]*>", " ", page, flags=re.S) for page in pages]
+    for text in (printed, *shown):
+        assert "videos" in text
+        assert re.findall(r".*\bimages?\b(?! size).*", text.replace("frames as images", "")) == []
 
 
 def test_a_resumed_run_is_the_same_bit_for_bit(videos: Path, run: Path, tmp_path: Path) -> None:
@@ -144,6 +162,34 @@ def test_features_of_videos_are_probed(videos: Path, run: Path, capsys: pytest.C
     assert "features of 16 values" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("how", "cached"), [("hard", False), ("soft", True), ("features", False), ("features", True)])
+def test_a_student_of_clips_learns_from_a_teacher(
+    videos: Path, run: Path, tmp_path: Path, how: str, cached: bool
+) -> None:
+    lines: list[str] = []
+    options: dict[str, Any] = {"teacher": run, "distil": how, "teacher_cache": cached}
+    options["listeners"] = (lambda record: lines.append(record.get("text", "")),)
+    student, _ = vitrail.train(videos, out=tmp_path / "student", **options, **SMALL)
+    recipe = read_recipe(student / "recipe.json")
+    assert (recipe.name, recipe.model.frames) == ("video", 4)
+    assert type(recipe.objective).__name__ == ("FeatureDistillation" if how == "features" else "Distillation")
+    assert vitrail.load(student).config.frames == 4
+    assert any(" videos: " in line for line in lines) == cached
+
+
+def test_a_teacher_sees_the_frames_of_the_student_as_it_would_see_images() -> None:
+    model = vitrail.build(patch=8, width=16, depth=1, heads=2, image_size=24, classes=2, frames=4)
+    pipeline = Preprocessing((24, 24), (24, 24), mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1), clip=Clip(4, 1))
+    clips, teacher = torch.rand(2, 3, 4, 16, 16), Teacher(model, pipeline)
+    seen = teacher.convert_images(clips, (0.5,) * 3, (0.5,) * 3)
+    assert seen.shape == (2, 3, 4, 24, 24)
+    for frame in range(4):
+        torch.testing.assert_close(
+            seen[:, :, frame], teacher.convert_images(clips[:, :, frame], (0.5,) * 3, (0.5,) * 3)
+        )
+    assert teacher.convert_images(clips, pipeline.mean, pipeline.std).shape == (2, 3, 4, 24, 24)
+
+
 def test_videomae_pretrains_and_its_model_is_fine_tuned(videos: Path, tmp_path: Path) -> None:
     small: dict[str, Any] = {"steps": 2, "batch_size": 4, "workers": 0}
     model = ["model.size.width=16", "model.size.depth=1", "model.size.heads=1", "model.size.mlp=32"]
@@ -186,9 +232,20 @@ def test_videomae_pretrains_and_its_model_is_fine_tuned(videos: Path, tmp_path: 
         (("evaluate", "{image}", "{videos}", "--clips", "2"), "--clips is for models of clips"),
         (
             ("train", "{videos}", "--set", "preprocessing.clip.frames=2"),
-            "the model takes clips of 8 frames and the preprocessing gives clips of 2: use --clip, which changes both",
+            "the model takes clips of 8 frames and the preprocessing gives clips of 2 frames: use --clip, which changes both",
         ),
-        (("train", "{videos}", "--recipe", "video", "--teacher", "{run}"), "distillation is for images, not videos"),
+        (
+            ("train", "{videos}", "--teacher", "{run}", "--clip", "6x1"),
+            "takes clips of 4 frames, and the student clips of 6 frames: they must be the same",
+        ),
+        (
+            ("train", "{videos}", "--clip", "4x1", "--teacher", "{image}"),
+            "takes images, and the student clips of 4 frames",
+        ),
+        (
+            ("train", "{videos}", "--clip", "4x1", "--teacher", "{run}", "--distil", "tokens"),
+            "token labelling does not support models of clips",
+        ),
         (("train", "{videos}", "--set", "preprocessing.clip.clips=2"), "a run has one view of each video, got 2"),
     ],
 )

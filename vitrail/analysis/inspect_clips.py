@@ -1,12 +1,10 @@
 """Inspection of a model of clips on videos: a strip of frames with attention over time for each, and a page of them."""
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from vitrail import __version__
@@ -15,22 +13,18 @@ from vitrail.analysis.figures.clips import draw_clip
 from vitrail.analysis.inputs import make_no_images_error, sample_evenly
 from vitrail.analysis.inspect import make_folder_names
 from vitrail.analysis.output import OutputFolder
+from vitrail.analysis.page.clips import pack_clip, render_clips_page
+from vitrail.analysis.page.page import ImagePanel
 from vitrail.analysis.results import space_evenly
 from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_errors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.inference import top_classes
 from vitrail.models.base import Model
-from vitrail.reports.document import PageSection, render_document, write_html
-from vitrail.reports.html import h, isolate
 from vitrail.tasks.numbers import is_regression
 from vitrail.utils.progress import ProgressCallback
 
 TOP_CLASSES = 5
-CAPTION = (
-    "The first row has a frame of each time step; the rows below show what the {reader} attends to in a layer, mean over "
-    "heads, each row from 0 to its own maximum. The clip is the central one of the video."
-)
 
 
 @dataclass(frozen=True)
@@ -69,6 +63,12 @@ def describe_prediction(predicted: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def list_shares(trace: ClipTrace) -> dict[str, list[float]]:
+    """Return the share of the attention that each time step gets, by layer; of divided attention, that over time."""
+    maps = trace.find_maps("time" if "time" in trace.kinds else "attention")
+    return {str(each.layer): each.steps.round(6).tolist() for each in maps}
+
+
 @dataclass(frozen=True)
 class ClipInspection:
     """The files that were written, a record of each video, and the reasons of those skipped."""
@@ -85,7 +85,7 @@ def inspect_videos(
     folder = OutputFolder(out)
     chosen = [inputs.name(index) for index in space_evenly(len(inputs), limit)]
     indices = sample_evenly(range(len(inputs)), limit)
-    videos, skipped, sections = list[dict[str, Any]](), list[str](), list[PageSection]()
+    videos, skipped, panels = list[dict[str, Any]](), list[str](), list[ImagePanel]()
     metadata = {"vitrail": __version__, "model": inspector.name, "views": ["attention"]}
     try:
         folder.write_record(metadata)
@@ -104,26 +104,17 @@ def inspect_videos(
             words = describe_prediction(predicted)
             png = draw_clip(trace, Path(path).name, inspector.name, words, inspector.layers)
             folder.write_file(f"{name}/attention.png", png)
-            arrays = {"attention": trace.attention, "layers": np.array(trace.layers), "frames": trace.frames}
-            folder.save_arrays(f"{name}/arrays.npz", arrays | {"steps": trace.steps, "outputs": trace.outputs})
-            steps = {str(layer): row.round(6).tolist() for layer, row in zip(trace.layers, trace.steps, strict=True)}
+            folder.save_arrays(f"{name}/arrays.npz", trace.to_arrays())
+            panels.append(ImagePanel(pack_clip(trace, Path(path).name, words, predicted), [f"{name}/attention.png"]))
             files = ["attention.png", "arrays.npz"]
-            videos.append({"video": path, "folder": name, "files": files, "predicted": predicted, "steps": steps})
-            source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-            content = [
-                h("p", words) if words else None,
-                h("img", src=source, alt=f"Attention over time of {path}", style="width: 100%"),
-                h("p", CAPTION.format(reader=trace.reader)),
-            ]
-            sections.append((f"video-{number}", Path(path).name, Path(path).name, content))
+            found = {"video": path, "folder": name, "files": files, "predicted": predicted}
+            videos.append(found | {"steps": list_shares(trace)})
+            folder.write_record(metadata)
         if not videos:
             raise make_no_images_error(skipped)
-        title = f"Attention of {inspector.name} over time"
-        heading = [h("h1", "Attention of ", isolate(inspector.name), " over time")]
-        write_html(
-            render_document(title, inspector.name, heading, sections, "the model and the videos"), out / "index.html"
-        )
-        folder.written.append("index.html")
+        size = (*inspector.model.config.input_size[:1], *inspector.preprocessing.size)
+        page = render_clips_page(inspector.name, inspector.model, panels, size)
+        folder.write_file("index.html", page.encode("utf-8"))
         folder.write_record(metadata, finished=True)
     except BaseException:
         folder.discard_if_empty()

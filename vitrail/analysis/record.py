@@ -1,13 +1,14 @@
 """Recording of attention while a model runs: `with record_attention(model) as maps: model(images)`.
 
-B images, L layers, H heads, T tokens, D width.
+B images, L layers, H heads, T tokens, D width; of clips t time steps of h·w patches, after P prefix tokens.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 from vitrail.analysis.heads import LayerHeads
 from vitrail.models.base import Model, TokenModel, Unsupported
 from vitrail.nn.attention import MSA
+from vitrail.nn.block import DividedBlock
 from vitrail.nn.position import NO_POSITION, LayerPosition
 from vitrail.nn.recording import AttentionLayer
 
 HeadsCallback = Callable[[int, LayerHeads], None]
+DividedAxis = Literal["space", "time"]
 
 
 def find_model(model: nn.Module) -> Model:
@@ -33,7 +36,12 @@ def find_model(model: nn.Module) -> Model:
 def require_attention(model: Model) -> None:
     """Raise Unsupported for a family without attention."""
     if not model.config.has_tokens:
-        model.attention_layers(model.config.image_size)
+        model.attention_layers(model.config.input_size)
+
+
+def has_divided_attention(model: Model) -> bool:
+    """Return whether the layers attend over time and over space separately."""
+    return model.config.has_tokens and model.config.require_tokens("", clips=True).block.is_divided
 
 
 def find_vit(model: nn.Module, purpose: str = "recording attention") -> TokenModel:
@@ -114,12 +122,54 @@ class AttentionHook:
 def watch_attention(vit: TokenModel, callback: HeadsCallback, layers: list[int] | None = None) -> Iterator[None]:
     """Call `callback` with queries and keys of each of these layers (default: all) whenever it runs."""
     if vit.config.block.is_divided:
-        raise Unsupported("recording attention does not support divided attention: use block='pre'")
+        raise Unsupported("divided attention has two maps in each layer: record axis='space' or axis='time'")
     with disable_compile(), ExitStack() as stack:
         for layer in range(1, len(vit.blocks) + 1) if layers is None else layers:
             msa = vit.blocks[layer - 1].msa
             assert isinstance(msa, MSA)
             for handle in AttentionHook(layer, msa, callback).handles:
+                stack.callback(handle.remove)
+        yield
+
+
+class DividedHook:
+    """Hooks of one layer with divided attention, for its attention over space or over time.
+
+    A window of attention over space is a frame, its prefix tokens first; one of attention over time is a place in the frames.
+    """
+
+    def __init__(self, layer: int, block: DividedBlock, axis: DividedAxis, callback: HeadsCallback) -> None:
+        self.layer, self.axis, self.callback = layer, axis, callback
+        self.msa = block.msa if axis == "space" else block.time_msa
+        self.windows = 1
+        self.handles = (
+            block.register_forward_pre_hook(self.before_block, with_kwargs=True),
+            self.msa.qkv.register_forward_hook(self.after_projection),
+        )
+
+    def before_block(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the windows of each clip."""
+        position: LayerPosition = args[1] if len(args) > 1 else kwargs["position"]
+        assert position.grid is not None
+        self.windows = position.grid[0] if self.axis == "space" else math.prod(position.grid[1:])
+
+    def after_projection(self, _: nn.Module, __: tuple[Any, ...], qkv: Tensor) -> None:
+        """Pass queries and keys of all windows on, [B, n, H, N, d]."""
+        if torch._C._current_graph_task_id() != -1:  # recomputation of activation checkpointing in the backward pass
+            return
+        with torch.no_grad():
+            q, k, _v = (part.unflatten(0, (-1, self.windows)) for part in self.msa.split_heads(qkv.detach()))
+            self.callback(self.layer, LayerHeads(q, k, None))
+
+
+@contextmanager
+def watch_divided(vit: TokenModel, axis: DividedAxis, callback: HeadsCallback, layers: list[int]) -> Iterator[None]:
+    """Call `callback` with queries and keys of these layers' attention over space or time whenever it runs."""
+    with disable_compile(), ExitStack() as stack:
+        for layer in layers:
+            block = vit.blocks[layer - 1]
+            assert isinstance(block, DividedBlock)
+            for handle in DividedHook(layer, block, axis, callback).handles:
                 stack.callback(handle.remove)
         yield
 
@@ -195,6 +245,7 @@ def record_attention(
     *,
     queries: int | Iterable[int] | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
+    axis: DividedAxis | None = None,
 ) -> Iterator[AttentionMaps]:
     """Record the attention of these layers (default: all) while the model runs.
 
@@ -212,10 +263,16 @@ def record_attention(
     each layer's map to what is stored instead, so that one layer is in memory at a time; its first dimension must stay the
     images.
 
+    Divided attention (TimeSformer) has two maps in each layer, and `axis` chooses one. With "space" a map is
+    [B, t, H, P + h·w, P + h·w], of each frame with the prefix tokens first; with "time" [B, h·w, H, t, t], of each place in the
+    frames.
+
     Models under DDP or FSDP2 record the batches of this process. Compiled models run eagerly while they are recorded.
     """
     found = find_model(model)
-    depth = found.config.depth
+    depth, is_divided = found.config.depth, has_divided_attention(found)
+    if axis is not None and not is_divided:
+        raise Unsupported(f"axis={axis!r} is for divided attention: leave it out for this model")
     numbers = resolve_layers(depth, range(1, depth + 1) if layers is None else layers)
     rows = [queries] if isinstance(queries, int) else None if queries is None else list(queries)
     maps = AttentionMaps(depth, numbers)
@@ -236,9 +293,11 @@ def record_attention(
         check_queries(attention.shape[-2])
         add_attention(layer, attention if rows is None else attention[..., rows, :])
 
-    if found.config.has_tokens:
+    if is_divided and axis is not None:
+        watching = watch_divided(found.require_tokens("recording attention", clips=True), axis, add_heads, numbers)
+    elif found.config.has_tokens:
         watching = watch_attention(found.require_tokens("recording attention", clips=True), add_heads, numbers)
     else:
-        watching = watch_windows(found.attention_layers(found.config.image_size), add_windows, numbers)
+        watching = watch_windows(found.attention_layers(found.config.input_size), add_windows, numbers)
     with watching:
         yield maps

@@ -18,6 +18,7 @@ from vitrail.analysis.heads import patch_centres, row_entropies
 from vitrail.analysis.record import disable_compile, evaluation_mode, find_model, find_unsharded_model, watch_windows
 from vitrail.analysis.results import AttentionDistances, PositionMaps
 from vitrail.analysis.tokens import to_numpy
+from vitrail.models.base import Model, Unsupported
 from vitrail.nn.recording import AttentionLayer, WindowTokens
 from vitrail.nn.shape import Grid
 
@@ -87,7 +88,7 @@ def trace_stages(
     between stages. `views` are names of STAGED_VIEWS (default: all). If all layers have more than `max_weights` attention
     weights, only their mean over heads is kept, and not even that if it has more.
     """
-    found, names = find_unsharded_model(model), frozenset(views)
+    found, names = require_images(find_unsharded_model(model)), frozenset(views)
     if unknown := sorted(names.difference(STAGED_VIEWS)):
         raise ValueError(f"unknown view {unknown[0]!r}: use {', '.join(STAGED_VIEWS)}")
     if len(image) != 1:
@@ -219,9 +220,16 @@ def stack_heads(rows: Iterable[np.ndarray]) -> np.ndarray:
     return stacked
 
 
+def require_images(model: Model) -> Model:
+    """Return the model; raise Unsupported for a model of clips."""
+    if model.config.frames is not None:
+        raise Unsupported("the analysis of images does not support models of clips: use trace_clip")
+    return model
+
+
 def extract_stage_positions(model: nn.Module) -> PositionMaps:
     """Return the learned bias of each layer by offset, [L, H, …]; NaN where a layer has fewer heads or a smaller window."""
-    found = find_unsharded_model(model)
+    found = require_images(find_unsharded_model(model))
     layers = found.attention_layers(found.config.image_size)
     grid = max(layer.queries.grid for layer in layers)
     with torch.no_grad():
@@ -238,7 +246,7 @@ def extract_stage_positions(model: nn.Module) -> PositionMaps:
 
 def measure_stage_distances(model: nn.Module, images: Iterable[Tensor]) -> AttentionDistances:
     """Return the mean attention distance over normalised batches [B, C, H, W]; NaN for heads that a layer lacks."""
-    found, size, by_image = find_model(model), (0, 0), list[list[np.ndarray]]()
+    found, size, by_image = require_images(find_model(model)), (0, 0), list[list[np.ndarray]]()
     with evaluation_mode(model), torch.no_grad():
         for batch in images:
             size = (batch.shape[-2], batch.shape[-1])

@@ -274,10 +274,8 @@ def save(
         raise ValueError(f"preprocessing must be a vitrail Preprocessing, got {type(pipeline).__name__}")
     if pipeline is not None and pipeline.channels != model.config.channels:
         raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
-    given = None if pipeline is None or pipeline.clip is None else pipeline.clip.frames
-    if pipeline is not None and given != model.config.frames:
-        kinds = [f"clips of {count} frames" if count else "images" for count in (given, model.config.frames)]
-        raise ValueError(f"preprocessing gives {kinds[0]}, the model takes {kinds[1]}: change preprocessing.clip")
+    if pipeline is not None:
+        pipeline.check_frames(model.config.frames, "change preprocessing.clip")
     tokenizer = model.tokenizer
     if tokenizer is not None:
         if not isinstance(tokenizer, Tokenizer):

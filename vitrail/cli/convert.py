@@ -124,7 +124,9 @@ def write_classifier(options: argparse.Namespace) -> int:
         model = zero_shot(towers, options.zero_shot, options.template or TEMPLATES)
     except ValueError as error:  # here --classes is a number
         raise ValueError(str(error).replace("classes=", "--zero-shot")) from None
-    contract = CheckpointContract(model.config, model.labels, require_preprocessing(options.source, model), model.card)
+    contract = CheckpointContract(
+        model.config, model.labels, require_preprocessing(options.source, model), dict(model.card)
+    )
     proof = write_and_verify(contract, model.state_dict(), Path(options.out), "vitrail", options.image or SAMPLE_IMAGE)
     return print_proof(options, proof)
 

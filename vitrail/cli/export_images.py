@@ -8,7 +8,7 @@ from vitrail.cli.export import MAX_GENERATED_IMAGES, VERIFY_OPTIONS
 from vitrail.data.dataset import Images
 from vitrail.deploy.export.comparison import VerificationImages, generate_images
 from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
-from vitrail.deploy.predict.predict import check_media
+from vitrail.deploy.predict.predict import check_input_media
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.evaluation.evaluate import EVALUATIONS, check_target_kind
 from vitrail.evaluation.selection import EvaluationData, select_images
@@ -62,7 +62,7 @@ def load_unlabelled_images(
         inputs = collect_inputs([options.verify], progress, lambda: deployed.contract.media)
     except (ValueError, OSError):  # not only the labels are missing
         raise error from None
-    check_media(deployed, inputs)
+    check_input_media(deployed, inputs)
     pipeline = deployed.contract.preprocessing
     images = inputs.select(sample_evenly(inputs, options.limit))
     pixels, read = load_pixels(images, pipeline, progress)
@@ -87,7 +87,7 @@ def load_calibration_images(
         note = "int8 is calibrated on generated images, which differ from yours: give --calibrate DATA"
         return generate_images(pipeline, count, seed=1), [note]
     inputs = collect_inputs([data], progress, lambda: deployed.contract.media)  # labels are not needed
-    check_media(deployed, inputs)
+    check_input_media(deployed, inputs)
     images = inputs.select(sample_evenly(inputs, count, verification_names))
     pixels, read = load_pixels(images, pipeline, progress)
     overlap = sum(images.name(index) in verification_names for index in read.tolist())

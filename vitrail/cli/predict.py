@@ -120,7 +120,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     from vitrail.deploy.predict.formats import select_format
     from vitrail.deploy.predict.inputs import collect_inputs, take_images
     from vitrail.deploy.predict.masks import PANOPTIC_TABLE, TABLE, check_directory, is_directory, needs_masks
-    from vitrail.deploy.predict.predict import check_media, open_pool
+    from vitrail.deploy.predict.predict import check_input_media, open_pool
     from vitrail.deploy.predict.processes import process_share, share_choices
     from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
     from vitrail.deploy.predict.write import PredictionInterrupted, compute_state_checksum, write_outputs
@@ -165,7 +165,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         opened_for = "queries" if is_panoptic else output_kind
         with share_choices(share) if options.precision == "auto" else nullcontext():
             model = open_pool(zero_shot or options.model, opened_for, compute, share.largest(total), print_note)
-        check_media(model.deployed, inputs)
+        check_input_media(model.deployed, inputs)
         labels, targets = model.deployed.contract.labels, model.deployed.contract.targets
         if model.masks is not None:
             model, row_format = prepare_masks(options, model, inputs, total)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.dataset import Images
+from vitrail.data.video import first_frame
 from vitrail.utils.files import lock_file
 
 HEADER_BYTES = 1024
@@ -31,7 +32,8 @@ def compute_image_key(images: Images, index: int) -> bytes:
     store, item = images.store, int(images.items[index])
     stamp = store.stamp(item)
     if stamp is None:
-        with store.open(item) as image:  # equal bytes at another width are another image
+        with store.open(item) as opened:  # equal bytes at another width are another image
+            image = first_frame(opened)
             shape = f"{image.mode} {image.size}\0".encode()
         return hashlib.blake2b(shape + store.data(item), digest_size=KEY_BYTES).digest()
     named = f"{images.absolute_name(index)}\0{stamp[0]}\0{stamp[1]}"

@@ -74,6 +74,11 @@ class Clip:
         return f"{self.frames}x{self.stride}"
 
 
+def describe_samples(frames: int | None) -> str:
+    """Return what a model takes that has clips of so many frames; None for images."""
+    return "images" if frames is None else f"clips of {frames} frames"
+
+
 def parse_clip(text: str) -> Clip:
     """Return the clip of a text such as 16x4: frames and stride."""
     frames, separator, stride = text.replace("×", "x").partition("x")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.data.clip import Clip
+from vitrail.data.clip import Clip, describe_samples
 from vitrail.data.dataset import IGNORED, Media
 from vitrail.data.log_mel import LogMel
 from vitrail.utils.devices import constant_tensor
@@ -175,15 +175,26 @@ class Preprocessing:
         assert isinstance(image, Image.Image)
         return self._crop_view(self._resize_image(image), 0, 1)
 
+    @property
+    def frames(self) -> int | None:
+        """Return the frames of a clip; None for images."""
+        return None if self.clip is None else self.clip.frames
+
+    def check_frames(self, frames: int | None, remedy: str) -> None:
+        """Raise ValueError unless the samples are the clips of so many frames, or the images (None), that a model takes."""
+        if self.frames != frames:
+            gives, takes = describe_samples(self.frames), describe_samples(frames)
+            raise ValueError(f"the model takes {takes} and the preprocessing gives {gives}: {remedy}")
+
     def check_item(self, item: object) -> None:
         """Raise ValueError unless the item is what the model takes: an image, an opened video or an opened sound."""
         from vitrail.data.sound import Sound
         from vitrail.data.video import Video
 
         got = "a video" if isinstance(item, Video) else "a sound" if isinstance(item, Sound) else "an image"
-        takes = "images" if self.clip is None else f"clips of {self.clip.frames} frames"
         if (self.sound is not None) != (got == "a sound") or (self.clip is not None) != (got == "a video"):
-            raise ValueError(f"the model takes {takes if self.sound is None else 'sounds'}, got {got}")
+            takes = "sounds" if self.sound is not None else describe_samples(self.frames)
+            raise ValueError(f"the model takes {takes}, got {got}")
 
     def to_views(self, video: "Image.Image | Video | Sound") -> Tensor:
         """Resize and crop the frames of all views of a video, uint8 [V, C, T, H, W]: the clips, each with its crops."""

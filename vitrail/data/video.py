@@ -30,6 +30,7 @@ VIDEO_FORMATS = {
     "ogg": (".ogv",),
 }
 VIDEO_SUFFIXES = frozenset(suffix for suffixes in VIDEO_FORMATS.values() for suffix in suffixes)
+STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")  # of images in containers of videos
 NUMBER = re.compile(r"(\d+)")
 
 
@@ -166,6 +167,16 @@ def has_suffix(name: str, suffixes: frozenset[str]) -> bool:
 def is_video_name(name: str) -> bool:
     """Return True if the file name has a video suffix."""
     return has_suffix(name, VIDEO_SUFFIXES)
+
+
+def is_video_data(head: bytes) -> bool:
+    """Return True if a file with these first bytes is one of VIDEO_FORMATS; of images in the same containers False."""
+    if head[4:8] == b"ftyp":
+        return head[8:12] not in STILL_BRANDS
+    starts = (b"\x1a\x45\xdf\xa3", b"\0\0\x01\xba", b"\0\0\x01\xb3", b"\x30\x26\xb2\x75", b"FLV", b"OggS")
+    is_stream = head[:1] == b"G" == head[188:189]  # MPEG transport stream
+    is_avi = head[:4] == b"RIFF" and head[8:12] == b"AVI "
+    return head.startswith(starts) or is_avi or is_stream or head[4:8] in (b"moov", b"mdat", b"wide")
 
 
 def import_av() -> Any:

@@ -115,6 +115,9 @@ class VideoFile(Video):
         self._file = self._open_file()
         self._n_bytes = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
+        if not self._n_bytes:
+            self._file.close()
+            raise OSError("an empty file")
         try:
             self._container = av.open(self._file, metadata_errors="replace", options=OPTIONS, buffer_size=BUFFER_BYTES)
             self._stream = choose_stream(self._container)

@@ -20,7 +20,7 @@ from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, name_image_errors, s
 from vitrail.data.preprocessing import ImageSize, Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.transforms.pipeline import Pipeline, check_media, convert_channels, match_masks
+from vitrail.data.transforms.pipeline import Pipeline, check_pipeline_media, convert_channels, match_masks
 
 Weights = np.ndarray | None  # of the images, [n]
 MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
@@ -172,7 +172,7 @@ class BatchPreparer:
         self, images: Images, pipeline: Pipeline, seed: int, weights: Weights, max_bytes: int, max_unreadable: int
     ) -> None:
         self.has_masks = images.masks is not None
-        check_media(pipeline, images.media)
+        check_pipeline_media(pipeline, images.media)
         self.pipeline, self.seed, self.weights = match_masks(pipeline, self.has_masks), seed, weights
         self.max_bytes, self.max_unreadable = max_bytes, max_unreadable
         self.count, self.shards, self.items = len(images), images.shards, images.items

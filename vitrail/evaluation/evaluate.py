@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.data.dataset import Dataset, Images, TargetKind
-from vitrail.data.transforms.pipeline import check_media
+from vitrail.data.transforms.pipeline import check_pipeline_media
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.open import with_fastest_precision
 from vitrail.deploy.runtimes.precision import current_precision, describe_precision
@@ -214,7 +214,7 @@ def check_target_kind(deployed: DeployedModel, images: Images) -> None:
     predicts, has = deployed.contract.task.outputs, task_of(images).outputs
     if predicts != has:
         raise ValueError(f"{deployed.name} predicts {predicts}, and the data has {has}: give other data")
-    check_media(deployed.contract.preprocessing, images.media)
+    check_pipeline_media(deployed.contract.preprocessing, images.media)
 
 
 def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparison:

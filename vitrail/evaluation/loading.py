@@ -155,7 +155,7 @@ def compute_rows(
         order.append(batch.indices)
     if not is_read.any():
         name, reason = next(iter(unreadable.items()))
-        raise ValueError(f"none of the {len(images):,} images can be read: {name}: {reason}")
+        raise ValueError(f"none of the {len(images):,} {images.media}s can be read: {name}: {reason}")
     clip = deployed.contract.preprocessing.clip
     has_one_view = clip is None or clip.views == 1  # the check keeps outputs of views, not of images
     if (

@@ -50,7 +50,8 @@ class NumberEvaluation(ModelEvaluation):
         is_read = self.outputs.is_read
         images = self.map_images(self.deployed, self.selection.images).select(is_read)
         names = [images.name(index) for index in range(len(images))]
-        return EvaluatedNumbers(self.selection.split_label, self.outputs.logits[is_read], images.targets, names, {})
+        split, predicted = self.selection.split_label, self.outputs.logits[is_read]
+        return EvaluatedNumbers(split, predicted, images.targets, names, {}, self.selection.images.media)
 
     @cached_property
     def measures(self) -> dict[str, Any]:

@@ -85,11 +85,11 @@ def probe_few_shot(train: Features, test: Features, classes: int, settings: Prob
     for shots in settings.shots:
         start = time.monotonic()
         result = evaluate_few_shot(train.values, train.targets, test.values, test.targets, classes, shots, draws, seed)
-        scarce = f", all images of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
+        scarce = f", all samples of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
         details = {"shots": shots, "draws": len(result.accuracies), "accuracies": list(result.accuracies)}
         details |= {"pictures": result.images, "scarce_classes": len(result.scarce_classes)}
         spread = "one draw" if result.interval is None else f"over {len(result.accuracies)} draws"
-        spread = "none: every image is drawn" if result.images == len(train.values) else spread
+        spread = "none: every sample is drawn" if result.images == len(train.values) else spread
         key, about, seconds = ("few-shot", str(shots)), f"{shots} per class{scarce}", time.monotonic() - start
         parameters = classes * (train.values.shape[1] + 1)
         yield ProbeResult(key, about, result.mean, result.interval, seconds, parameters, details, spread)
@@ -124,6 +124,7 @@ class ProbeReport:
     results: tuple[ProbeResult, ...]
     unreadable: dict[str, str]  # name and reason
     notes: tuple[str, ...] = ()
+    media: str = "image"  # what the samples are
 
     @property
     def cached(self) -> bool:
@@ -209,6 +210,7 @@ def probe(
         results=tuple(rows),
         unreadable=skipped,
         notes=(*prepared.dataset.notes, *prepared.warnings, *train.notes, *test.notes),
+        media=prepared.train.media,
     )
 
 
@@ -219,7 +221,7 @@ def prepare_for_probes(data: Data, progress: ProgressCallback | None = None) -> 
         dataset = load_data(data, None, progress)
     prepared = audit_and_split(data, dataset, progress)
     if not {"test", "validation"} & set(prepared.splits):
-        raise ValueError(f"{data.where} has no test images: add a test folder, or more than one image per class")
+        raise ValueError(f"{data.where} has no test {prepared.train.media}s: add a test folder, or more per class")
     return prepared
 
 

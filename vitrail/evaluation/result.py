@@ -137,7 +137,7 @@ class ModelEvaluation:
         names = [images.name(index) for index in range(len(images))]
         logits = self.outputs.logits if is_read.all() else self.outputs.logits[is_read]  # avoids a copy of all
         logits = logits[:, columns] if self.only_present else logits
-        return EvaluatedSplit(self.selection.split_label, logits, targets, names, {})
+        return EvaluatedSplit(self.selection.split_label, logits, targets, names, {}, self.selection.images.media)
 
     @cached_property
     def measures(self) -> dict[str, Any]:
@@ -255,6 +255,7 @@ class ModelEvaluation:
             "kind": self.selection.kind,
             "split": self.selection.split,
             "images": len(images),
+            "media": images.media,
             "classes_present": len(self.matching.present),
             "classes_matched": self.matching.method,
             "only_present": self.only_present,
@@ -316,7 +317,7 @@ class ModelEvaluation:
         found.sort(key=lambda row: (row[key], -row["n"]))
         if not found or len(self.matching.present) < 2:
             return None
-        rows = [["weakest classes", title, *([] if multilabel else ["95 %"]), "images"]]
+        rows = [["weakest classes", title, *([] if multilabel else ["95 %"]), f"{self.selection.images.media}s"]]
         for row in found[:limit]:
             interval = [] if multilabel else [text.format_interval(row["interval"], 0)]
             name, score = shorten_name(row["class"]), text.format_percent(row[key])

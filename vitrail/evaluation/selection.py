@@ -122,7 +122,7 @@ def limit_images(images: Images, limit: int | None, notes: list[str]) -> Images:
     """Return at most `limit` images, evenly spaced, and note it."""
     if limit is None or limit >= len(images):
         return images
-    notes.append(f"{limit:,} of {len(images):,} images, evenly spaced")
+    notes.append(f"{limit:,} of {len(images):,} {images.media}s, evenly spaced")
     return images.select(np.linspace(0, len(images) - 1, limit).round().astype(np.int64))
 
 
@@ -142,7 +142,7 @@ def select_own_images(
     split, images = select_split(replace(prepared.dataset, splits=prepared.splits), request.split)
     notes = [f"data and splits of the training run of {trained[0]}", *prepared.dataset.notes, *prepared.warnings]
     if split == "train":
-        notes.append(f"{trained[0]} was trained on these images, so its metrics are too optimistic")
+        notes.append(f"{trained[0]} was trained on these {images.media}s, so its metrics are too optimistic")
     images = limit_images(images, request.limit, notes)
     if check is not None:
         check(images)
@@ -216,7 +216,9 @@ def drop_unreadable(
     (images,) = clean.splits.values()
     if not len(images):
         path, reason = next(iter(skipped.items()))
-        raise ValueError(f"none of the {len(skipped):,} images of {dataset.source} can be used: {path}: {reason}")
+        raise ValueError(
+            f"none of the {len(skipped):,} {images.media}s of {dataset.source} can be used: {path}: {reason}"
+        )
     return SelectedData(dataset.source, dataset.kind, split, images, skipped, tuple(notes), checked.mask_digests)
 
 
@@ -225,10 +227,10 @@ def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -
     divided = [data.get("fractions") for data in known.values()]
     for (name, _), fractions in zip(known.items(), divided, strict=True):
         if split in ("train", WHOLE_SPLIT):
-            hint = "" if split == "train" else ": use split='validation' for held-out images"
-            yield f"{name} was trained on images of {where}, so its metrics are too optimistic{hint}"
+            hint = "" if split == "train" else ": use split='validation' for held-out data"
+            yield f"{name} was trained on {where}, so its metrics are too optimistic{hint}"
         elif fractions != divided[0]:
-            yield f"{name} was trained on another split of {where}: some of these images may be its training images"
+            yield f"{name} was trained on another split of {where}: it may have been trained on some of this one"
 
 
 def is_same_data(data: TrainingData, where: str | Dataset) -> bool:

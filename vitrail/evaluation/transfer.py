@@ -318,10 +318,12 @@ def transfer(
     split = "test" if "test" in prepared.splits else "validation"
     identity, measure = comparison_identity(content, prepared, seed, size), task.score
     n_images, skipped = len(prepared.splits[split]), dict(prepared.skipped)
-    table = TransferTable(model, source.where, identity, measure, split, n_images, minutes, unreadable=skipped)
+    table = TransferTable(
+        model, source.where, identity, measure, split, n_images, minutes, unreadable=skipped, media=prepared.train.media
+    )
     if earlier is not None:
         if earlier.identity != table.identity:
-            held = f"{earlier.model} on {earlier.data} with other weights, images or settings"
+            held = f"{earlier.model} on {earlier.data} with other weights, data or settings"
             raise ValueError(f"{directory} holds {held}: give another --out")
         table.rows, table.spent, table.begun = earlier.rows, earlier.spent, earlier.begun
     directory.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,7 @@ class TransferTable:
     rows: tuple[TransferRow, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)  # method and reason
     unreadable: dict[str, str] = field(default_factory=dict)  # skipped images and reasons
+    media: str = "image"  # what the samples are
 
     def has_method(self, method: str) -> bool:
         return any(row.method == method for row in self.rows)
@@ -72,7 +73,7 @@ class TransferTable:
             score, minutes = f"{100 * row.score:.2f} %", f"{row.seconds / 60:.1f}"
             about = row.about if row.converged else f"{row.about}, not converged"
             cells.append([row.method, about, score, interval, minutes, f"{row.trainable:,}"])
-        lines = [f"{self.model} on {self.data}: evaluated on {self.images:,} {self.split} images"]
+        lines = [f"{self.model} on {self.data}: evaluated on {self.images:,} {self.split} {self.media}s"]
         lines += format_table(cells, right=range(2, 6))
         if unfinished := [row.method for row in self.rows if not row.converged]:
             lines.append(
@@ -81,7 +82,7 @@ class TransferTable:
         lines += [f"{method} was skipped: {reason}" for method, reason in self.left_out.items()]
         if self.unreadable:
             path, reason = next(iter(self.unreadable.items()))
-            lines.append(f"skipped {len(self.unreadable):,} unreadable images, {path} first ({reason})")
+            lines.append(f"skipped {len(self.unreadable):,} unreadable {self.media}s, {path} first ({reason})")
         return lines
 
 

@@ -56,7 +56,7 @@ def choose_temperature(logits: np.ndarray, targets: np.ndarray, seed: int = 0) -
     before, error_before = score_images(logits, targets)
     if n < MIN_IMAGES:
         values = (float(before.mean()), float(before.mean()), 0.0, error_before, error_before)
-        return TemperatureFit(1.0, 1.0, n, *values, f"{n} images are too few, at least {MIN_IMAGES} are needed")
+        return TemperatureFit(1.0, 1.0, n, *values, f"{n} samples are too few, at least {MIN_IMAGES} are needed")
     fold = np.empty(n, np.int64)
     fold[np.random.default_rng(seed).permutation(n)] = np.arange(n) % FOLDS
     scaled = np.empty(logits.shape, np.float32)
@@ -67,7 +67,7 @@ def choose_temperature(logits: np.ndarray, targets: np.ndarray, seed: int = 0) -
     gains = before - after
     gain, gain_error = float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(n))
     fitted, helps = fit_temperature(logits, targets), gain > gain_error
-    change = f"the loss of held-out images {'falls' if gain > 0 else 'rises'} by {abs(gain):.4f} ± {gain_error:.4f}"
+    change = f"the held-out loss {'falls' if gain > 0 else 'rises'} by {abs(gain):.4f} ± {gain_error:.4f}"
     values = (float(before.mean()), float(after.mean()), gain_error, error_before, error_after)
     return TemperatureFit(fitted if helps else 1.0, fitted, n, *values, change)
 

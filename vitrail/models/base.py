@@ -405,7 +405,7 @@ class Model(RecomputeModule, ABC):
         """Return the layers in order: units of layer decay, freezing, compilation and sharding."""
 
     def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
-        """Return how to record the attention of each layer for images of this height and width."""
+        """Return how to record the attention of each layer for inputs of this size, as in `config.input_size`."""
         raise refuse(self.config, "recording attention")
 
     def resolve_layers(self, layers: Sequence[int], first: str) -> list[int]:

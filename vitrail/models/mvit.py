@@ -95,16 +95,14 @@ class MViT(StagedModel):
 
     def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
         config, found = self.config, list[AttentionLayer]()
-        if config.frames is not None:
-            raise refuse(config, "recording attention of clips", "use a model of images")
-        if any(len(set(stride)) > 1 for stride in (config.patch_stride, config.kv_stride, *config.q_strides)):
+        if any(len(set(stride[-2:])) > 1 for stride in (config.patch_stride, config.kv_stride, *config.q_strides)):
             raise refuse(config, "recording attention on cells that are not square", "use equal strides")
-        stride = config.patch_stride[0]
+        stride = config.patch_stride[-1]
         for number, block in enumerate(self.blocks):
             assert isinstance(block, MultiscaleBlock)
             shape = config.layer_shape(number, size)
-            key_stride = stride * shape.kv_stride[0]
-            stride *= shape.q_stride[0]
+            key_stride = stride * shape.kv_stride[-1]
+            stride *= shape.q_stride[-1]
             queries = locate_tokens(shape.q_grid, stride, config.prefix)
             keys = locate_tokens(shape.kv_grid, key_stride, config.prefix)
             found.append(AttentionLayer(block.msa, block.msa.compute_attention, shape.heads, queries, keys))

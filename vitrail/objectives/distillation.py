@@ -167,7 +167,9 @@ class Distiller(TeacherLoss):
         if not isinstance(model.head, DistilledHead):
             logits = model(images) if keep is None else model(images, keep)
             return logits, logits
-        return model.head.forward_heads(model.require_tokens("a distillation token").pool_tokens(images, keep))
+        return model.head.forward_heads(
+            model.require_tokens("a distillation token", clips=True).pool_tokens(images, keep)
+        )
 
     def teacher_targets(self, logits: Tensor) -> Tensor:
         """Return the teacher's logits as targets, [B, K]: a distribution, or with sigmoids a probability of each class."""

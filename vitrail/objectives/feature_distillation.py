@@ -99,7 +99,11 @@ class FeatureDistiller(TeacherLoss):
     def forward_student(self, images: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the student's vector [B, D], of two tokens the distillation token's, and its logits."""
         model, full, purpose = self.model, keep is None, "patch dropout"
-        y = model.compute_pre_logits(images) if full else model.require_tokens(purpose).pool_tokens(images, keep)
+        y = (
+            model.compute_pre_logits(images)
+            if full
+            else model.require_tokens(purpose, clips=True).pool_tokens(images, keep)
+        )
         return (y if y.ndim == 2 else y[:, 1]), model.classify(y)
 
     def cosine_distance(self, y: Tensor, features: Tensor) -> Tensor:

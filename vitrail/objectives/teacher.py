@@ -28,7 +28,7 @@ class Teacher:
     """A frozen model. It is not a module, so a loss module that holds it does not train, shard or save it.
 
     `order` is the teacher's output index of each of the student's classes; None if they are the same. The methods take
-    images as the student gets them, normalised with its `mean` and `std`.
+    images [B, C, H, W], or clips [B, C, T, H, W], as the student gets them, normalised with its `mean` and `std`.
     """
 
     def __init__(self, model: Model, preprocessing: Preprocessing, order: Sequence[int] | None = None) -> None:
@@ -64,7 +64,10 @@ class Teacher:
         return logits if self.order is None else logits[..., self.order.to(logits.device)]
 
     def convert_images(self, images: Tensor, mean: ChannelValues, std: ChannelValues) -> Tensor:
-        """Return the student's images at the teacher's size, with its channels and normalisation."""
+        """Return the student's images or clips at the teacher's size, with its channels and normalisation."""
+        if images.ndim == 5:  # clips: frame by frame
+            frames = self.convert_images(images.transpose(1, 2).flatten(0, 1), mean, std)
+            return frames.unflatten(0, (len(images), -1)).transpose(1, 2)
         pipeline = self.preprocessing
         if next(self.model.parameters()).device != images.device:
             self.model.to(images.device)

@@ -78,10 +78,16 @@ class RunComparison:
             "finished": run.is_finished,
             **(summarise_pretraining_run(run) if run.is_pretraining else summarise_supervised_run(run)),
             "seconds": summary.get("seconds"),
+            "media": run.media,
             "images_per_second": summary.get("images_per_second"),
             "steps": summary.get("steps") or (run.training[-1]["step"] if run.training else None),
             "differs": {key: None if value is ABSENT else value for key, value in differing.items()},
         }
+
+    @property
+    def media(self) -> str:
+        """Return what the samples of the first run are: image or video."""
+        return self.runs[0].media
 
     @property
     def verdicts(self) -> list[str]:
@@ -215,11 +221,11 @@ def _test_pair(one: RunDirectory, two: RunDirectory, split: str) -> PairedTest |
 def _match_images(a: Evaluated, b: Evaluated) -> np.ndarray | str:
     """Return the index in `b` of each image of `a`, or the reason why there is none."""
     if not a.names or not b.names:
-        return "the names of their images were not stored"
+        return f"the names of their {a.media}s were not stored"
     if a.names == b.names:
         return np.arange(len(a.names))
     if len(set(a.names)) < len(a.names) or set(a.names) != set(b.names) or len(a.names) != len(b.names):
-        return "they were evaluated on different images"
+        return f"they were evaluated on different {a.media}s"
     indices = {name: index for index, name in enumerate(b.names)}
     return np.array([indices[name] for name in a.names])
 
@@ -229,7 +235,7 @@ def format_pair_verdict(pair: PairComparison, names: list[str]) -> str:
     first, second = names[pair.first], names[pair.second]
     test = pair.test
     if test is None:
-        return f"{first} and {second} cannot be compared image by image: {pair.reason}."
+        return f"{first} and {second} have no paired comparison: {pair.reason}."
     factor = 100 if test.score is None else 1
     points, low, high = (factor * value for value in (test.difference, *test.interval))
     ahead, behind, only = second, first, (test.second_only, test.first_only)
@@ -237,7 +243,7 @@ def format_pair_verdict(pair: PairComparison, names: list[str]) -> str:
         points, low, high = -points, -high, -low
         ahead, behind, only = behind, ahead, only[::-1]
     if not points and not any(only):
-        alike = "classify the same images correctly" if test.counted == "correct" else "are equal on every image"
+        alike = "are correct on the same samples" if test.counted == "correct" else "are equal on every sample"
         return f"{first} and {second} {alike}."
     verdict = "significant" if test.is_significant else "not significant"
     if test.p_value is not None:
@@ -247,7 +253,7 @@ def format_pair_verdict(pair: PairComparison, names: list[str]) -> str:
     counts = f"{only[0]:,} are correct only in {ahead}, {only[1]:,} only in {behind}"
     if test.counted == "better":
         counts = f"{ahead} is better on {only[0]:,}, {behind} on {only[1]:,}"
-    images = f"of {test.images:,} {pair.split} images"
+    images = f"of {test.images:,} {pair.split} samples"
     lead = f"is {points:.1f} points ahead of" if test.score is None else f"has {points:.3f} more {test.score} than"
     return f"{ahead} {lead} {behind} ({interval}), {verdict}: {images}, {counts}."
 
@@ -292,7 +298,7 @@ def build_score_rows(comparison: RunComparison) -> list[dict[str, tuple[str, Any
             row |= {"metric": (metric, metric), "score": shown, "95 %": interval}
         row["time"] = cell(run["seconds"], formatting.format_duration)
         if not comparison.is_pretraining:
-            row["images/s"] = cell(run["images_per_second"], format_number)
+            row[f"{comparison.media}s/s"] = cell(run["images_per_second"], format_number)
         rows.append(row | {"steps": cell(run["steps"], format_count)})
     return rows
 

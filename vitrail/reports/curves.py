@@ -7,13 +7,13 @@ from vitrail.reports.run import MethodText, RunDirectory
 from vitrail.utils.scores import METRICS, format_score
 from vitrail.utils.text import format_number, format_percent, is_number
 
-SUPERVISED_LOSS_NOTE = "The training loss is measured on augmented images, so it may be above the validation loss."
+SUPERVISED_LOSS_NOTE = "The training loss is measured with augmentation, so it may be above the validation loss."
 SPREAD_NOTE = (
-    "0: all images have the same feature direction; 1: directions are spread evenly. It often falls at first; a fall to a "
+    "0: all samples have the same feature direction; 1: directions are spread evenly. It often falls at first; a fall to a "
     "small fraction of its start is bad."
 )
 RANK_NOTE = (
-    "Number of directions in which the features of images differ. It often falls at first; rising later is good, a fall to "
+    "Number of directions in which the features differ. It often falls at first; rising later is good, a fall to "
     "a few is bad."
 )
 ENTROPY_NOTE = (
@@ -80,7 +80,9 @@ def render_score_chart(run: RunDirectory) -> Markup | None:
         [ChartLine(metric.title, points, 1, dots=True, band=band)],
         format_y=format_percent_tick if metric.is_share else format_number,
         mark=(*best, f"best: {format_score(run.score_name, best[1])} after epoch {best[0]:,.0f}"),
-        note=f"The {'band' if len(band) > 1 else 'line'} is the 95 % interval for {images:,} images." if band else "",
+        note=f"The {'band' if len(band) > 1 else 'line'} is the 95 % interval for {images:,} {run.media}s."
+        if band
+        else "",
     )
 
 
@@ -133,6 +135,6 @@ def _render_knn_chart(run: RunDirectory) -> Markup | None:
             if is_number(level)
         ),
     ]
-    note = "Accuracy of a vote of the nearest training images. It should rise and exceed the reference lines."
-    note += f" The band is the 95 % interval for {images:,} images." if len(band) > 1 else ""
+    note = f"Accuracy of a vote of the nearest training {run.media}s. It should rise and exceed the reference lines."
+    note += f" The band is the 95 % interval for {images:,} {run.media}s." if len(band) > 1 else ""
     return render_line_chart("k-NN accuracy", lines, format_y=format_percent_tick, note=note)

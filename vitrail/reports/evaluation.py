@@ -34,12 +34,17 @@ class EvaluationReport:
     command: tuple[str, ...] = ()
     palette: tuple[Colour, ...] | None = None  # of the classes of masks
 
+    @property
+    def media(self) -> str:
+        """Return what the samples are: image or video."""
+        return self.evaluation.media
+
 
 def format_evaluation_headline(report: EvaluationReport) -> str:
     """Return "deit_tiny on samples: top-1 accuracy 81.0 % (75.0–85.8) on 200 images"."""
     data = PurePath(report.data["where"]).name or report.data["where"]
     score = find_score(report.metrics[0])
-    return f"{report.names[0]} on {data}: {summary.format_result(report.metrics[0], score)}"
+    return f"{report.names[0]} on {data}: {summary.format_result(report.metrics[0], score, report.media)}"
 
 
 def render_evaluation_page(report: EvaluationReport) -> str:
@@ -48,10 +53,15 @@ def render_evaluation_page(report: EvaluationReport) -> str:
     kicker = ("evaluation", report.names[0], text.format_datetime(report.date))
     heading = render_heading(kicker, title, render_evaluation_lead(report))
     top = [*heading, render_skipped_notice(report), render_evaluation_tiles(report)]
-    note = summary.render_interval_note(find_score(report.metrics[0]))
+    note = summary.render_interval_note(find_score(report.metrics[0]), report.media)
     columns = dict(zip(report.names if len(report.names) > 1 else ["value"], report.metrics, strict=True))
     sections: list[PageSection] = [
-        ("results", "Results", "Results", [summary.render_metric_table(columns, "Metrics of each model"), note]),
+        (
+            "results",
+            "Results",
+            "Results",
+            [summary.render_metric_table(columns, "Metrics of each model", report.media), note],
+        ),
         build_verdict_section(report.comparisons, report.caution),
         *build_result_sections(report),
         ("data", "Data", "Data", render_evaluation_data(report)),
@@ -85,7 +95,7 @@ def render_evaluation_lead(report: EvaluationReport) -> Markup:
     classes = f"predicting {', '.join(report.labels)}" if data.get("targets") else f"of {classes}"
     split = "all of" if data["split"] == "all" else f"the {data['split']} split of"
     size = f" with {text.format_large_number(model['parameters'])} parameters, at {height}×{width} pixels."
-    count = f": {text.format_image_count(report.metrics[0]['images'])} {classes}."
+    count = f": {text.format_image_count(report.metrics[0]['images'], report.media)} {classes}."
     parts = [isolate(model["name"]), size, f" Evaluated on {split} ", isolate(data["where"]), count]
     if present < outputs:
         parts.append(" Predictions are limited to these." if data["only_present"] else " All classes can be predicted.")
@@ -106,7 +116,9 @@ def render_evaluation_tiles(report: EvaluationReport) -> Markup | None:
     tiles = summary.render_metric_tiles(report.metrics[0], score)
     throughput = f"{text.format_number(speed['images_per_second'])}{text.NO_BREAK_SPACE}/{text.NO_BREAK_SPACE}s"
     duration = f"with preprocessing, in {text.format_duration(speed['seconds'])}"
-    return summary.render_tiles(*tiles, summary.render_tile("Images per second", throughput, None, None, duration))
+    return summary.render_tiles(
+        *tiles, summary.render_tile(f"{report.media.capitalize()}s per second", throughput, None, None, duration)
+    )
 
 
 def render_evaluation_data(report: EvaluationReport) -> list[Markup | None]:
@@ -136,8 +148,8 @@ def render_models(report: EvaluationReport) -> list[Markup | None]:
             "image_size": "×".join(map(str, model["image_size"])),
             "parameters": text.format_count(model["parameters"]),
             "classes": text.format_count(model["classes"]),
-            "images/s": text.format_number(speed["images_per_second"]),
-            "images/s, model only": text.format_number(speed["model_images_per_second"]),
+            f"{report.media}s/s": text.format_number(speed["images_per_second"]),
+            f"{report.media}s/s, model only": text.format_number(speed["model_images_per_second"]),
         }
         parts.append(facts.render_definitions(definitions))
     return parts

@@ -34,15 +34,17 @@ def render_data(run: RunDirectory) -> list[Markup | None]:
     splits = {key: split for key, split in (data.get("splits") or {}).items() if isinstance(split, dict)}
     rows = [_split_row(key, split) for key, split in splits.items()]
     if any("targets" in split for split in splits.values()):
-        parts.append(_render_numbers(splits))
+        parts.append(_render_numbers(splits, run.media))
     elif rows:
-        head = ["split", "images", "classes", "smallest class", "largest class"]
-        parts.append(render_table(head, rows, caption="Images and classes of each split", numeric_from=1))
+        head = ["split", f"{run.media}s", "classes", "smallest class", "largest class"]
+        parts.append(
+            render_table(head, rows, caption=f"{run.media.capitalize()}s and classes of each split", numeric_from=1)
+        )
     parts += [h("p", note, class_="note") for note in data.get("notes") or []]
-    return [*parts, _render_class_balance(splits), render_skipped_files(data.get("skipped") or [])]
+    return [*parts, _render_class_balance(splits, run.media), render_skipped_files(data.get("skipped") or [])]
 
 
-def _render_numbers(splits: dict[str, dict[str, Any]]) -> Markup:
+def _render_numbers(splits: dict[str, dict[str, Any]], media: str) -> Markup:
     """Return a table of the range, the mean and the standard deviation of each target in each split."""
     columns, rows = ("smallest", "largest", "mean", "std"), []
     for key, split in splits.items():
@@ -50,7 +52,7 @@ def _render_numbers(splits: dict[str, dict[str, Any]]) -> Markup:
         for name, found in (targets if isinstance(targets, dict) else {}).items():
             values = [format_number(found.get(column), 4) if isinstance(found, dict) else "–" for column in columns]
             rows.append([isolate(name), key, format_count(split.get("images")), *values])
-    head = ["target", "split", "images", *columns]
+    head = ["target", "split", f"{media}s", *columns]
     return render_table(head, rows, caption="Numbers of each target and split", numeric_from=2)
 
 
@@ -63,8 +65,8 @@ def _split_row(key: str, split: dict[str, Any]) -> list[Any]:
     return [key, format_count(split.get("images")), format_count(len(counts)), *ends]
 
 
-def _render_class_balance(splits: dict[str, dict[str, Any]]) -> Markup | None:
-    """Return a table of the images of each class in each split, with bars."""
+def _render_class_balance(splits: dict[str, dict[str, Any]], media: str) -> Markup | None:
+    """Return a table of the samples of each class in each split, with bars."""
     counts = {key: split.get("classes") or {} for key, split in splits.items()}
     labels = list(dict.fromkeys(label for split in counts.values() for label in split))
     if not labels:
@@ -79,8 +81,9 @@ def _render_class_balance(splits: dict[str, dict[str, Any]]) -> Markup | None:
             n = split.get(label) or 0
             row.append((render_barred(n / largest[key], format_count(n), colour), n))
         rows.append(row)
-    table = render_table(["class", *counts], rows, caption="Images of each class", numeric_from=1, sortable=True)
-    return h("details", h("summary", "Images of each class"), table, open=len(labels) <= 12)
+    title = f"{media.capitalize()}s of each class"
+    table = render_table(["class", *counts], rows, caption=title, numeric_from=1, sortable=True)
+    return h("details", h("summary", title), table, open=len(labels) <= 12)
 
 
 def render_skipped_files(files: list[Any], full_list: str = "run.json") -> Markup | None:
@@ -102,10 +105,10 @@ def render_skipped_files(files: list[Any], full_list: str = "run.json") -> Marku
 
 def render_speed(run: RunDirectory) -> list[Markup | None]:
     """Return the throughput over the run."""
-    lines = [ChartLine("images/s", extract_points(run.timing, "step", "images_per_second"), 3)]
-    chart = render_line_chart("Images per second", lines, x_label="step", format_x=format_count)
+    lines = [ChartLine(f"{run.media}s/s", extract_points(run.timing, "step", "images_per_second"), 3)]
+    chart = render_line_chart(f"{run.media.capitalize()}s per second", lines, x_label="step", format_x=format_count)
     overall = (run.summary or {}).get("images_per_second")
-    mean = f"{format_number(overall)} images/s over the whole run." if is_number(overall) else ""
+    mean = f"{format_number(overall)} {run.media}s/s over the whole run." if is_number(overall) else ""
     return [h("p", mean) if mean else None, chart]
 
 

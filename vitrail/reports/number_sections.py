@@ -36,7 +36,12 @@ def build_number_sections(evaluation: EvaluatedNumbers, labels: list[str]) -> li
     return [
         ("targets", "Targets", f"Results of each target, {evaluation.split}", targets),
         ("values", "Values", "Predicted and true values", render_values(evaluation, labels)),
-        ("mistakes", "Worst images", "Images with the largest errors", render_worst_images(evaluation, labels)),
+        (
+            "mistakes",
+            f"Worst {evaluation.media}s",
+            f"{evaluation.media.capitalize()}s with the largest errors",
+            render_worst_images(evaluation, labels),
+        ),
     ]
 
 
@@ -91,11 +96,11 @@ def render_scatter(label: str, predicted: np.ndarray, true: np.ndarray) -> Marku
     title = f"{label}: predicted over true"
     count = format_count(len(true))
     description = (
-        f"{title}, {count} images, from {format_number(float(true.min()))} to {format_number(float(true.max()))}"
+        f"{title}, {count} samples, from {format_number(float(true.min()))} to {format_number(float(true.max()))}"
     )
     plot = render_plot(shapes, scale, scale, format_number, format_number, description, [])
     some = f", {len(shown):,} of them drawn" if len(shown) < len(true) else ""
-    below = f"true value; points on the dashed line are exact ({count} images{some})"
+    below = f"true value; points on the dashed line are exact ({count} samples{some})"
     caption = h("figcaption", h("h3", isolate(label), ": predicted over true"))
     return h("figure", caption, plot, h("p", below, class_="axis"), class_="chart square")
 
@@ -113,13 +118,13 @@ def render_errors(label: str, errors: np.ndarray) -> Markup:
         box = {"x": f"{1000 * left + 2:.1f}", "width": f"{1000 * (right - left) - 4:.1f}"}
         if count:
             shapes.append(h("rect", **box, y=f"{1000 - top:.1f}", height=f"{top:.1f}", class_="block c1"))
-            rows = [h("b", f"{format_number(low)} to {format_number(high)}"), h("span", f"{count:,} images")]
+            rows = [h("b", f"{format_number(low)} to {format_number(high)}"), h("span", f"{count:,} samples")]
             tooltips.append(render_tooltip_strip(left, right, (left + right) / 2, rows))
     shapes.append(h("path", d="M500 0V1000", class_="diagonal"))
     mean = float(errors.mean())
     description = f"Errors of {label}: mean {format_number(mean)}, largest {format_number(furthest)}"
     plot = render_plot(shapes, x_scale, y_scale, format_number, format_number, description, tooltips)
-    below = f"predicted minus true, number of images; mean {format_number(mean)}".replace("-", "−")
+    below = f"predicted minus true, number of samples; mean {format_number(mean)}".replace("-", "−")
     caption = h("figcaption", h("h3", isolate(label), ": errors"))
     return h("figure", caption, plot, h("p", below, class_="axis"), class_="chart square")
 
@@ -137,7 +142,7 @@ def render_worst_images(evaluation: EvaluatedNumbers, labels: list[str]) -> list
 def _render_card(evaluation: EvaluatedNumbers, index: int, labels: list[str], with_image: bool) -> Markup:
     file, frame = evaluation.image_name(index), None
     if with_image:
-        image = embed_image(evaluation.images.get(index), f"The image {file}")
+        image = embed_image(evaluation.images.get(index), f"The {evaluation.media} {file}")
         frame = h("div", image or h("span", "image not stored", class_="lacking"), class_="frame")
     lines = []
     for k, label in enumerate(labels[:MAX_CARD_TARGETS]):

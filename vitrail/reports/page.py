@@ -35,7 +35,7 @@ def render_run_page(run: RunDirectory) -> str:
 def build_sections(run: RunDirectory) -> list[PageSection]:
     """Return the sections of a supervised run that it has data for."""
     evaluation, charts = run.evaluation, render_chart_grid(curves.render_training_charts(run))
-    note = summary.render_interval_note(run.score_name) if evaluation else None
+    note = summary.render_interval_note(run.score_name, run.media) if evaluation else None
     sections: list[PageSection] = [
         ("results", "Results", "Results", [summary.render_metrics(run), note]),
         ("curves", "Training", "Training curves", [charts]),

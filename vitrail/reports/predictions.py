@@ -50,9 +50,9 @@ def render_class_results(evaluation: EvaluatedSplit, labels: list[str]) -> list[
     Classes without samples that were never predicted are left out.
     """
     rows = _multilabel_rows(evaluation, labels) if evaluation.is_multilabel else _single_label_rows(evaluation, labels)
-    head = ["class", "images", "recall", f"95{chr(160)}%", "precision", "F1"]
+    head = ["class", f"{evaluation.media}s", "recall", f"95{chr(160)}%", "precision", "F1"]
     if evaluation.is_multilabel:
-        head = ["class", "images", "average precision", "precision", "recall", "F1"]
+        head = ["class", f"{evaluation.media}s", "average precision", "precision", "recall", "F1"]
     table = render_table(head, rows, caption="Results of each class", numeric_from=1, sortable=True)
     if len(rows) <= MAX_OPEN_ROWS:
         return [table]
@@ -107,7 +107,7 @@ def share_cell(value: Any, interval: tuple[float, float] | None = None, bar: boo
 
 def render_confusion(evaluation: EvaluatedSplit, labels: list[str]) -> list[Markup]:
     """Return the confusion matrix, or with many classes the pairs that are confused most often."""
-    predictions = evaluation.predictions
+    predictions, unit = evaluation.predictions, f"{evaluation.media.capitalize()}s"
     pairs = accuracy.find_confused_pairs(predictions, MAX_CONFUSED_PAIRS)
     if predictions.classes <= MAX_MATRIX_CLASSES:
         worst = []
@@ -115,16 +115,16 @@ def render_confusion(evaluation: EvaluatedSplit, labels: list[str]) -> list[Mark
             truth, predicted, count = pairs[0]
             names = isolate(labels[truth]), " predicted as ", isolate(labels[predicted])
             worst = [h("p", "Most frequent confusion: ", *names, f", {count:,}×.")]
-        return [*worst, render_confusion_matrix(accuracy.confusion_matrix(predictions), labels)]
+        return [*worst, render_confusion_matrix(accuracy.confusion_matrix(predictions), labels, unit)]
     if not pairs:
-        return [h("p", "No image was assigned to a wrong class.")]
+        return [h("p", f"No {evaluation.media} was assigned to a wrong class.")]
     support = accuracy.compute_class_metrics(predictions)["support"]
     rows = []
     for truth, predicted, count in pairs:
         share = count / support[truth]
         cells = [(format_count(count), count), (format_percent(share, 0), share)]
         rows.append([label_cell(labels[truth]), label_cell(labels[predicted]), *cells])
-    head = ["true class", "predicted class", "images", "share of the class"]
+    head = ["true class", "predicted class", unit.lower(), "share of the class"]
     note = f"A matrix of {predictions.classes:,} classes is not legible; these are the most frequent confusions."
     return [
         h("p", note),
@@ -171,14 +171,14 @@ def _render_cell(count: int, shown: str, share: float, correct: bool, truth: str
 
 def render_calibration(evaluation: EvaluatedSplit, temperature: str = "") -> list[Markup]:
     """Return the reliability diagram with the expected calibration error, its direction and the temperature of the run."""
-    metrics = evaluation.metrics
+    metrics, media = evaluation.metrics, evaluation.media
     error, direction = format_percent(metrics["calibration_error"]), format_calibration(metrics)
     direction = f"{direction[:1].upper()}{direction[1:]}. "
     scaled = h("p", f"Temperature: {temperature}.", class_="note") if temperature else None
     if evaluation.is_multilabel:
         bins = compute_reliability(sigmoid(evaluation.logits).ravel(), (evaluation.targets > 0).ravel())
         text = (
-            "Each label of each image counts: the predicted probability against the fraction of images that have the "
+            f"Each label of each {media} counts: the predicted probability against the fraction of {media}s that have the "
             f"label. {direction}The expected calibration error is {error}. With perfect calibration, bars end on the dashed line."
         )
         chart = render_reliability_chart(bins, "Label frequency by predicted probability", "label")
@@ -188,7 +188,7 @@ def render_calibration(evaluation: EvaluatedSplit, temperature: str = "") -> lis
         "lines are 95 % intervals."
     )
     bins = compute_reliability(evaluation.predictions.confidence, evaluation.predictions.correct)
-    chart = render_reliability_chart(bins, "Accuracy by confidence", "image")
+    chart = render_reliability_chart(bins, "Accuracy by confidence", media)
     return [h("div", h("div", h("p", text), scaled), chart, class_="beside")]
 
 
@@ -240,7 +240,7 @@ def select_evaluation(run: RunDirectory) -> Evaluated | None:
 def render_mistakes(evaluation: EvaluatedSplit, labels: list[str]) -> list[Markup]:
     """Return cards of the most confident errors: image, prediction with its probability, and true class."""
     wrong = find_confident_mistakes(evaluation.logits, evaluation.targets, len(evaluation.logits))
-    total = f"{format_count(len(evaluation.targets))} {evaluation.split} images"
+    total = f"{format_count(len(evaluation.targets))} {evaluation.split} {evaluation.media}s"
     if not len(wrong):
         return [h("p", f"None: all {total} are classified correctly.")]
     shown = wrong[:MAX_CARDS]
@@ -255,7 +255,7 @@ def _render_card(evaluation: EvaluatedSplit, index: int, labels: list[str], with
     caption = _multilabel_caption if evaluation.is_multilabel else _single_label_caption
     file, frame = evaluation.image_name(index), None
     if with_image:
-        image = embed_image(evaluation.images.get(index), f"The image {file}")
+        image = embed_image(evaluation.images.get(index), f"The {evaluation.media} {file}")
         frame = h("div", image or h("span", "image not stored", class_="lacking"), class_="frame")
     words = caption(evaluation, index, labels)
     return h("figure", frame, h("figcaption", words, h("p", isolate(file), class_="file")), class_="card")

@@ -35,7 +35,7 @@ def build_pretraining_sections(run: RunDirectory) -> list[PageSection]:
     return [
         ("results", "Results", "k-NN accuracy of the features", render_knn_table(run)),
         ("signals", "Signals", "Training curves", [charts]),
-        ("reconstructions", "Reconstructions", "Reconstructions of masked images", render_reconstructions(run)),
+        ("reconstructions", "Reconstructions", f"Reconstructions of masked {run.media}s", render_reconstructions(run)),
         ("next", "Next", "Next steps", render_next_steps(run)),
     ]
 
@@ -55,8 +55,9 @@ def render_reconstructions(run: RunDirectory) -> list[Markup | None]:
     rows = []
     for number, files in find_reconstructions(run.directory)[:MAX_RECONSTRUCTIONS]:
         figures = []
-        for part, caption in RECONSTRUCTION_PARTS.items():
-            image = embed_image(files.get(part), f"Image {number}: {caption}")
+        for part, title in RECONSTRUCTION_PARTS.items():
+            caption = run.media if part == "original" else title
+            image = embed_image(files.get(part), f"{run.media.capitalize()} {number}: {caption}")
             frame = h("div", image or h("span", "not stored", class_="lacking"), class_="frame")
             figures.append(h("figure", frame, h("figcaption", caption)))
         rows.append(h("div", figures, class_="triple"))
@@ -89,9 +90,13 @@ def render_knn_table(run: RunDirectory) -> list[Markup | None]:
         rows.append([KNN_SOURCES[key], cell, text.format_interval(interval) or "–"])
     images = summary.get("images")
     count = (
-        f" Measured on {text.format_image_count(images)} of the {run.split} split." if isinstance(images, int) else ""
+        f" Measured on {text.format_image_count(images, run.media)} of the {run.split} split."
+        if isinstance(images, int)
+        else ""
     )
-    method = "Each image gets the class that its nearest training images vote for; nothing is trained for that."
+    method = (
+        f"Each {run.media} gets the class that its nearest training {run.media}s vote for; nothing is trained for that."
+    )
     head = ["nearest neighbours of", "accuracy", f"95{text.NO_BREAK_SPACE}%"]
     return [
         h("p", format_knn_verdict(scores)) if len(scores) > 1 else None,
@@ -129,7 +134,10 @@ def render_next_steps(run: RunDirectory) -> list[Markup | None]:
     steps = [
         ("Fine-tune it with labels; a few per class may be enough.", ["train", labelled, "--init", model]),
         ("Measure the frozen features with probes.", ["evaluate", model, labelled, "--probe", "knn,linear"]),
-        ("Draw its attention maps.", ["inspect", model, "IMAGE.jpg", "--out", "inspection"]),
+        (
+            "Draw its attention maps.",
+            ["inspect", model, "IMAGE.jpg" if run.media == "image" else "VIDEO.mp4", "--out", "inspection"],
+        ),
         ("Convert the weights for another library.", ["convert", model, "features.safetensors", "--to", "timm"]),
     ]
     parts: list[Markup | None] = [
@@ -202,4 +210,4 @@ def render_pretraining_tiles(run: RunDirectory) -> Markup | None:
     for key, (label, note) in numbers.items():
         if text.is_number(last.get(key)):
             tiles.append(render_tile(label, text.format_number(last[key]), None, None, note))
-    return render_tiles(*tiles, render_time_tile(last))
+    return render_tiles(*tiles, render_time_tile(last, run.media))

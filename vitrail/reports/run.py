@@ -39,6 +39,7 @@ class DataRecord(TypedDict, total=False):
     colours: list[str]  # of the classes of masks
     where: str
     kind: str
+    media: str  # image or video; absent in runs of earlier versions
     fingerprint: str | None
     splits: Required[dict[str, SplitRecord]]
     skipped: list[dict[str, str]]
@@ -123,6 +124,7 @@ class SummaryRecord(TypedDict, total=False):
     seconds: Required[Finite]
     steps: Required[int]
     images_per_second: Required[Finite]
+    media: str
     stopped: Required[str]
     weights: str
     validation_score: str
@@ -170,6 +172,7 @@ class EvaluatedSplit:
     targets: np.ndarray  # [n], or [n, K] for multi-label data
     names: list[str]  # [n]; empty if they were not stored
     images: Mapping[int, Path | bytes]  # small copies of some images, by index
+    media: str = "image"  # what the samples are
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -191,12 +194,12 @@ class EvaluatedSplit:
         return predict_classes(self.logits, self.targets)
 
     def image_name(self, index: int) -> str:
-        return self.names[index] if index < len(self.names) else f"image {index}"
+        return self.names[index] if index < len(self.names) else f"{self.media} {index}"
 
     def compare(self, other: "EvaluatedSplit", order: np.ndarray) -> PairedTest | str:
         """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
         if not np.array_equal(self.targets, other.targets[order]):
-            return "their images have different labels"
+            return "their labels differ"
         if self.is_multilabel:
             return compare_map(self.logits, other.logits[order], self.targets)
         return compare_correct(self.predictions.correct, other.predictions.correct[order])
@@ -214,6 +217,7 @@ class EvaluatedMasks:
     confusion: np.ndarray  # [K, K], of all images
     names: list[str]  # [n]; empty if they were not stored
     images: Mapping[int, Path | bytes]  # true and predicted masks of some images, by index
+    media: str = "image"  # what the samples are
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -232,7 +236,7 @@ class EvaluatedMasks:
         return metrics | {"interval": metrics.get("miou_interval")}
 
     def image_name(self, index: int) -> str:
-        return self.names[index] if index < len(self.names) else f"image {index}"
+        return self.names[index] if index < len(self.names) else f"{self.media} {index}"
 
     def compare(self, other: "EvaluatedMasks", order: np.ndarray) -> PairedTest | str:
         """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
@@ -252,6 +256,7 @@ class EvaluatedNumbers:
     targets: np.ndarray  # [n, M]
     names: list[str]  # [n]; empty if they were not stored
     images: Mapping[int, Path | bytes]  # small copies of some images, by index
+    media: str = "image"  # what the samples are
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -270,12 +275,12 @@ class EvaluatedNumbers:
         return summarise_regression(self.predicted, self.targets)
 
     def image_name(self, index: int) -> str:
-        return self.names[index] if index < len(self.names) else f"image {index}"
+        return self.names[index] if index < len(self.names) else f"{self.media} {index}"
 
     def compare(self, other: "EvaluatedNumbers", order: np.ndarray) -> PairedTest | str:
         """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
         if not np.array_equal(self.targets, other.targets[order]):
-            return "their images have different numbers"
+            return "their numbers differ"
         return compare_regression(self.predicted, other.predicted[order], self.targets)
 
 
@@ -293,6 +298,7 @@ class EvaluatedCaptions:
     texts: np.ndarray  # [n]: the captions, cut to some length
     names: list[str]  # [n]; empty if they were not stored
     images: Mapping[int, Path | bytes]  # small copies of some images, by index
+    media: str = "image"  # what the samples are
 
     def __len__(self) -> int:
         return len(self.items)
@@ -356,6 +362,11 @@ class RunDirectory:
     @property
     def name(self) -> str:
         return self.directory.resolve().name or str(self.directory)
+
+    @property
+    def media(self) -> str:
+        """Return what the samples are: image or video."""
+        return self.get("data", "media") or "image"
 
     @property
     def is_finished(self) -> bool:
@@ -435,16 +446,18 @@ def read_run(directory: str | Path) -> RunDirectory:
     if not any((directory / name).is_file() for name in RUN_FILES):
         raise ValueError(f"{directory} is not a run directory: it has none of {', '.join(RUN_FILES)}")
     problems: list[str] = []
+    metadata = _read_json(directory / "run.json", problems, RunRecord) or {}
+    media = (metadata.get("data") or {}).get("media") or "image"
     metrics = _read_jsonl(directory / "metrics.jsonl", problems)
     return RunDirectory(
         directory,
-        _read_json(directory / "run.json", problems, RunRecord) or {},
+        metadata,
         _read_json(directory / "recipe.json", problems),
         _sort_by_step(row for row in metrics if row.get("kind") == "train"),
         _sort_by_step(row for row in metrics if row.get("kind") == "validation"),
         _sort_by_step(_read_jsonl(directory / "timing.jsonl", problems)),
         _read_json(directory / "summary.json", problems, SummaryRecord),
-        _load_evaluations(directory / "evaluation", problems),
+        _load_evaluations(directory / "evaluation", problems, media),
         problems,
     )
 
@@ -494,7 +507,7 @@ def _sort_by_step(rows: Any) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, Evaluated]:
+def _load_evaluations(directory: Path, problems: list[str], media: str) -> dict[str, Evaluated]:
     evaluations: dict[str, Evaluated] = {}
     for split in SPLIT_ORDER:
         path = directory / f"{split}.npz"
@@ -508,7 +521,7 @@ def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, Evaluat
                 arrays |= {"pixels": sum_pixels(confusions), "confusion": confusions.sum(0)}
             kind: Any = next((kind for kind in EVALUATED if kind.arrays[0] in arrays), EvaluatedSplit)
             stored = [arrays[name] for name in kind.arrays]
-            evaluation = kind(split, *stored, *_load_names(directory, split, len(stored[0]), problems))
+            evaluation = kind(split, *stored, *_load_names(directory, split, len(stored[0]), problems), media)
             _ = evaluation.metrics  # raises if shapes do not match or logits are not finite
             evaluations[split] = evaluation
         except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -520,7 +533,7 @@ def _load_names(directory: Path, split: str, count: int, problems: list[str]) ->
     stored = (_read_json(directory / f"{split}.json", problems) or {}).get("names")
     names = [str(name) for name in stored] if isinstance(stored, list) else []
     if names and len(names) != count:
-        problems.append(f"evaluation/{split}.json has {len(names)} names for {count} images: names are not used")
+        problems.append(f"evaluation/{split}.json has {len(names)} names for {count} samples: names are not used")
         names = []
     images = {}
     for path in sorted((directory / "pictures").glob(f"{split}-*")):

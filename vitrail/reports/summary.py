@@ -39,7 +39,7 @@ def format_headline(run: RunDirectory) -> str:
     if run.is_pretraining:
         return f"{describe_run(run)}: {format_pretraining_result(run)}"
     if run.is_finished or run.evaluation:
-        result = format_result(run.split_metrics(run.split or ""), run.score_name)
+        result = format_result(run.split_metrics(run.split or ""), run.score_name, run.media)
         return f"{describe_run(run)}: {result}" if result else describe_run(run)
     rows = [row for row in run.validation if row.get(run.score_name) is not None]
     if not rows:
@@ -48,14 +48,14 @@ def format_headline(run: RunDirectory) -> str:
     return f"{describe_run(run)}: not finished, {score} after epoch {text.format_count(rows[-1].get('epoch'))}"
 
 
-def format_result(metrics: dict[str, Any], score_name: str) -> str:
+def format_result(metrics: dict[str, Any], score_name: str, media: str = "image") -> str:
     """Return "top-1 accuracy 87.4 % (83.5–90.5) on 341 images", or "" without a score."""
     score, images = metrics.get(score_name), metrics.get("images")
     if score is None:
         return ""
     ends = format_score_interval(score_name, metrics.get("interval"))
     result = f"{METRICS[score_name].phrase} {format_score(score_name, score)}" + (f" ({ends})" if ends else "")
-    return result + (f" on {text.format_image_count(images)}" if images else "")
+    return result + (f" on {text.format_image_count(images, media)}" if images else "")
 
 
 def format_pretraining_result(run: RunDirectory) -> str:
@@ -114,7 +114,7 @@ def render_run_lead(run: RunDirectory) -> Markup:
         if classes and run.is_pretraining:
             classes += " (labels are used for evaluation only)"
         task = ", multi-label" if run.is_multilabel else ""
-        data = ["Images of ", isolate(get_data_name(run)), f": {', '.join(counts)}{classes}{task}."]
+        data = [f"{run.media.capitalize()}s of ", isolate(get_data_name(run)), f": {', '.join(counts)}{classes}{task}."]
         sentences.append(join_markup(data))
     summary = run.summary or {}
     if summary.get("steps"):
@@ -164,7 +164,7 @@ def _render_problems(run: RunDirectory) -> Markup | None:
 def render_run_tiles(run: RunDirectory) -> Markup | None:
     """Return the tiles of the most important metrics."""
     tiles = render_metric_tiles(run.split_metrics(run.split or ""), run.score_name)
-    return render_tiles(*tiles, render_time_tile(run.summary or {}))
+    return render_tiles(*tiles, render_time_tile(run.summary or {}, run.media))
 
 
 def format_run_temperature(run: RunDirectory) -> str:
@@ -177,12 +177,12 @@ def render_tiles(*tiles: Markup | None) -> Markup | None:
     return h("div", tiles, class_="tiles") if any(tiles) else None
 
 
-def render_time_tile(summary: dict[str, Any]) -> Markup | None:
+def render_time_tile(summary: dict[str, Any], media: str) -> Markup | None:
     """Return the tile of the training time, or None if it is unknown."""
     if not text.is_number(summary.get("seconds")):
         return None
     speed = summary.get("images_per_second")
-    note = f"{text.format_number(speed)} images/s" if text.is_number(speed) else ""
+    note = f"{text.format_number(speed)} {media}s/s" if text.is_number(speed) else ""
     return render_tile("Training time", text.format_duration(summary["seconds"]), None, None, note)
 
 
@@ -223,13 +223,15 @@ def render_metrics(run: RunDirectory) -> Markup | None:
     """Return the table of all metrics of all evaluated splits, or None."""
     metrics = {split: run.split_metrics(split) for split in ("validation", "test", "train")}
     metrics = {split: values for split, values in metrics.items() if text.is_number(values.get(run.score_name))}
-    return render_metric_table(metrics, "Metrics of each split") if metrics else None
+    return render_metric_table(metrics, "Metrics of each split", run.media) if metrics else None
 
 
-def render_metric_table(metrics_by_column: dict[str, dict[str, Any]], caption: str) -> Markup:
+def render_metric_table(metrics_by_column: dict[str, dict[str, Any]], caption: str, media: str) -> Markup:
     """Return a table with a row per metric and two columns, value and interval, per name."""
     columns = list(metrics_by_column.values())
-    rows = [["Images", *_flatten((text.format_count(metrics.get("images")), "") for metrics in columns)]]
+    rows = [
+        [f"{media.capitalize()}s", *_flatten((text.format_count(metrics.get("images")), "") for metrics in columns)]
+    ]
     for label, pairs in format_metrics(columns):
         rows.append([label, *_flatten((h("b", value), h("span", ends, class_="quiet")) for value, ends in pairs)])
     head = ["", *_flatten((isolate(name), f"95{text.NO_BREAK_SPACE}%") for name in metrics_by_column)]
@@ -263,7 +265,7 @@ def _format_metric(metrics: dict[str, Any], key: str, share: bool) -> tuple[str,
     return text.format_number(value, 4), "–".join(ends)
 
 
-def render_interval_note(score: str) -> Markup:
+def render_interval_note(score: str, media: str) -> Markup:
     """Return the note on how the intervals of a run with this score are computed."""
     if score == "miou":
         return h("p", "95 % intervals: bootstrap over images. Means are over the classes that occur.", class_="note")
@@ -272,15 +274,15 @@ def render_interval_note(score: str) -> Markup:
         return h("p", f"{what} 95 % intervals: Wilson’s, over different images or captions.", class_="note")
     if score == "r2":
         what = "R² is the share of the targets’ variance that is explained: 1 is perfect, 0 as good as their mean."
-        return h("p", f"{what} 95 % intervals: bootstrap over images.", class_="note")
+        return h("p", f"{what} 95 % intervals: bootstrap over {media}s.", class_="note")
     methods = (
-        "accuracies; Wilson’s with an effective sample size for means over classes; a bootstrap over images for cross-entropy "
-        "and calibration error."
+        "accuracies; Wilson’s with an effective sample size for means over classes; "
+        f"a bootstrap over {media}s for cross-entropy and calibration error."
     )
     if score == "map":
         methods = (
-            "top-1 precision; a bootstrap over images for all other metrics, which is somewhat narrow for labels with few "
-            "images."
+            f"top-1 precision; a bootstrap over {media}s for all other metrics, which is somewhat narrow for labels with few "
+            f"{media}s."
         )
-    bias = "With few images the calibration error is biased upwards: the true value is likely in the lower half."
+    bias = f"With few {media}s the calibration error is biased upwards: the true value is likely in the lower half."
     return h("p", f"95 % intervals: Wilson’s for {methods} {bias}", class_="note")

@@ -74,7 +74,7 @@ def extract_features(
     `model` ends in features, or is a function with other outputs of this `kind`; `identity` is the hash of the model.
     """
     if not len(images):
-        raise ValueError(f"the {images.split} split has no images")
+        raise ValueError(f"the {images.split} split has no {images.media}s")
     device = device or torch.device("cpu")
     if isinstance(model, Model):
         identity = identity or (hash_model(model, pipeline) if cache else "")
@@ -114,7 +114,7 @@ def extract_features(
                 store = None  # the disk is full or read-only: one note is enough
     if not read.any():
         reason = next(iter(unreadable.values()), "")
-        raise ValueError(f"no image of the {images.split} split is readable: {reason}")
+        raise ValueError(f"no {images.media} of the {images.split} split is readable: {reason}")
     seconds = time.monotonic() - start
     return Features(values[read], images.targets[read], seconds, len(missing), unreadable, tuple(notes))
 

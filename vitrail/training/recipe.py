@@ -135,12 +135,7 @@ class Recipe:
             channels = f"the model takes {model.channels} channels and the preprocessing gives {pipeline.channels}"
             raise ValueError(f"{channels}: set model.channels={pipeline.channels}")
         clip = pipeline.clip
-        if model.frames != (None if clip is None else clip.frames):
-            takes = "images" if model.frames is None else f"clips of {model.frames} frames"
-            gives = "images" if clip is None else f"clips of {clip.frames}"
-            raise ValueError(
-                f"the model takes {takes} and the preprocessing gives {gives}: use clip=, which changes both"
-            )
+        pipeline.check_frames(model.frames, "use clip=, which changes both")
         if clip is not None and clip.views > 1:
             raise ValueError(f"a run has one view of each video, got {clip.views}: give clips= and crops= to evaluate")
 
@@ -194,6 +189,12 @@ class Facts:
     rate: float | None = None  # median frames per second of the videos; None if unknown
     seconds: float | None = None  # that 95 % of the sounds do not exceed; None for images and videos
     sample_rate: int | None = None  # median samples per second of the sounds, Hz
+
+    @property
+    def training_size(self) -> str:
+        """Return the number of training images, videos or sounds in words."""
+        media = "videos" if self.frames is not None else "sounds" if self.seconds is not None else "images"
+        return f"{self.images:,} training {media}"
 
     @property
     def loss(self) -> Literal["softmax", "sigmoid"]:

@@ -60,7 +60,7 @@ class RecipeChoice:
         """Return the choice for data of this task, of images, videos or sounds: its own recipe, unless one was given."""
         if not self.by_default or self.given is not None:
             return self
-        from_scratch = media != "image" and self.init is None and self.teacher is None
+        from_scratch = media != "image" and self.init is None and (media == "video" or self.teacher is None)
         name = task.recipe or (media if from_scratch else None)
         return self if name is None else replace(self, name=name)
 

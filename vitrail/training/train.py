@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from vitrail.data.clip import Clip
+from vitrail.data.clip import Clip, describe_samples
 from vitrail.data.dataset import Images
 from vitrail.data.sources.file_names import preview_labels
 from vitrail.data.sources.objects import PREFIX
@@ -290,7 +290,7 @@ def start_run(
         recipe, facts = choice.choose(prepared, machine, team)
         check_labels(recipe)
         check_task(recipe, task)
-        check_media(recipe, prepared.train)
+        check_recipe_media(recipe, prepared.train)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
             counts = f"the recipe is for {classes} {task.noun} and {where} has {present}"
@@ -443,7 +443,7 @@ def check_captions(choice: RecipeChoice) -> None:
         check_text_tower(choice.init)
 
 
-def check_media(recipe: Recipe, images: Images) -> None:
+def check_recipe_media(recipe: Recipe, images: Images) -> None:
     """Raise ValueError if the recipe's model takes clips and the data has images, or the other way round; likewise of sounds."""
     where, clip = recipe.data.where, recipe.preprocessing.clip
     if images.media == "sound" and recipe.preprocessing.sound is None:
@@ -458,7 +458,7 @@ def check_media(recipe: Recipe, images: Images) -> None:
         )
         raise ValueError(f"{where} has videos, and the recipe {recipe.name} trains a model of images: {remedy}")
     if images.media != "video" and clip is not None:
-        raise ValueError(f"{where} has images, and the model takes clips of {clip.frames} frames: give videos")
+        raise ValueError(f"{where} has images, and the model takes {describe_samples(clip.frames)}: give videos")
 
 
 def check_sampling(data: Data, task: Task) -> None:

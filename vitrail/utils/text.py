@@ -50,7 +50,7 @@ def format_calibration(metrics: Mapping[str, Any]) -> str:
         return ""
     if direction == "neither":
         direction = (
-            "neither over- nor under-confident" if abs(gap) < CLEAR_GAP else "too few images to tell the direction"
+            "neither over- nor under-confident" if abs(gap) < CLEAR_GAP else "too few samples to tell the direction"
         )
     accuracy = "accuracy of the labels" if "map" in metrics else "accuracy"
     return f"{direction}: mean confidence {format_percent(confidence)} at {format_percent(confidence - gap)} {accuracy}"
@@ -66,7 +66,7 @@ def format_temperature(calibration: Any) -> str:
     if temperature == 1:
         return f"1, logits are not scaled: {calibration.get('reason')}"
     errors = f"calibration error {format_percent(before)} → {format_percent(after)}"
-    fitted = f"(cross-validated on {format_count(images)} validation images)"
+    fitted = f"(cross-validated on {format_count(images)} validation samples)"
     return f"{temperature:.3g}, in the weights of the head: {errors} {fitted}"
 
 
@@ -76,6 +76,7 @@ def format_count(value: Any) -> str:
 
 
 def format_image_count(value: int, noun: str = "image") -> str:
+    """Return "1 image" or "12 videos"."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 

@@ -134,7 +134,7 @@ def render_explorer(panels: Sequence[ImagePanel]) -> Markup:
     return h(
         "section",
         h("h2", "Explore", class_="unseen"),
-        _render_chooser(panels) if len(panels) > 1 else None,
+        render_chooser(panels) if len(panels) > 1 else None,
         h("div", tabs, class_="tabs", role="tablist", aria_label="View"),
         h("div", h("div", stage, class_="stage"), h("div", _render_controls(), **panel), class_="explorer"),
         figures,
@@ -145,7 +145,8 @@ def render_explorer(panels: Sequence[ImagePanel]) -> Markup:
     )
 
 
-def _render_chooser(panels: Sequence[ImagePanel]) -> Markup:
+def render_chooser(panels: Sequence[ImagePanel], label: str = "Image") -> Markup:
+    """Return the choice of one of the panels by its thumbnail."""
     choices = [
         h(
             "label",
@@ -155,10 +156,11 @@ def _render_chooser(panels: Sequence[ImagePanel]) -> Markup:
         )
         for number, panel in enumerate(panels)
     ]
-    return h("div", choices, class_="chooser", role="radiogroup", aria_label="Image")
+    return h("div", choices, class_="chooser", role="radiogroup", aria_label=label)
 
 
-def _render_slider(key: str, label: str, **attributes: Any) -> Markup:
+def render_slider(key: str, label: str, **attributes: Any) -> Markup:
+    """Return a slider with its label and the text of its value, which the script writes."""
     slider = h("input", type="range", id=key, step="1", **attributes)
     output = h("output", id=f"{key}-value", for_=key)
     return h("label", h("span", label), slider, output, class_="slider", data_for=key)
@@ -170,9 +172,9 @@ def _render_controls() -> list[Markup]:
     query_buttons = [h("button", label, type="button", id=key, aria_pressed=on) for key, label, on in queries]
     kind_buttons = [h("button", label, type="button", data_kind=key, aria_pressed="false") for key, label in kinds]
     sliders = (
-        _render_slider("layer", "Layer", min="1", max="1", value="1"),
-        _render_slider("head", "Head", min="0", max="1", value="0"),
-        _render_slider("strength", "Map", min="0", max="100", value=f"{100 * MAP_STRENGTH:.0f}"),
+        render_slider("layer", "Layer", min="1", max="1", value="1"),
+        render_slider("head", "Head", min="0", max="1", value="0"),
+        render_slider("strength", "Map", min="0", max="100", value=f"{100 * MAP_STRENGTH:.0f}"),
     )
     all_maps = h("canvas", id="all", role="img", aria_label="A map per head, a column per layer")
     note = "A column per layer, a row per head, each map scaled to its own maximum. Click one to see it above."

@@ -19,8 +19,8 @@ def format_probes(report: "ProbeReport") -> list[str]:
     """Return a heading, the table of the probes and the unreadable images."""
     origin = "from the cache" if report.cached else f"computed in {report.seconds:,.1f} s"
     lines = [
-        f"{report.model} on {report.data}: {report.classes} classes, {report.train:,} training images, "
-        f"evaluated on {report.images:,} {report.split} images",
+        f"{report.model} on {report.data}: {report.classes} classes, {report.train:,} training {report.media}s, "
+        f"evaluated on {report.images:,} {report.split} {report.media}s",
         f"features of {report.width:,} values, {origin}",
     ]
     lines += [f"  {note}" for note in report.notes]
@@ -57,7 +57,7 @@ def format_header(result: "EvaluationResult") -> list[str]:
     selection, matching = first.selection, first.matching
     split = "all" if selection.split == "all" else f"the {selection.split} split"
     lines = [f"{' and '.join(map(clean_text, result.names))} on {clean_text(selection.where)}, {split}: "]
-    lines[0] += text.format_image_count(first.measures["images"])
+    lines[0] += text.format_image_count(first.measures["images"], selection.images.media)
     for name, evaluation in zip(result.names, result.evaluations, strict=True):
         present, outputs = len(evaluation.matching.present), len(evaluation.matching.labels)
         prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
@@ -106,5 +106,6 @@ def format_speeds(result: "EvaluationResult") -> list[str]:
         speed = evaluation.speed_dict()
         prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
         whole, alone = (text.format_number(speed[key]) for key in ("images_per_second", "model_images_per_second"))
-        lines.append(f"{prefix}{whole} images/s with preprocessing; the model alone {alone}, in {speed['precision']}")
+        media = evaluation.selection.images.media
+        lines.append(f"{prefix}{whole} {media}s/s with preprocessing; the model alone {alone}, in {speed['precision']}")
     return lines

@@ -28,6 +28,7 @@ class TrainingDisplay(StatusDisplay):
         super().__init__(quiet)
         self.flags = flags or {}  # of the command, as `spell_options` takes them
         self.steps = self.per_epoch = 0
+        self.media = "image"  # of the data
         self.train: Record = {}
         self.stage, self.stage_start = "", self.last_shown
 
@@ -36,6 +37,7 @@ class TrainingDisplay(StatusDisplay):
         kind = record.get("kind")
         if kind == "begin":
             self.steps, self.per_epoch = record["steps"], record["steps_per_epoch"]
+            self.media = record["media"]
         elif kind == "train":
             self.train = record
         elif kind == "timing":
@@ -50,14 +52,14 @@ class TrainingDisplay(StatusDisplay):
             self.print_line(spell_options(record["text"], self.flags))
 
     def show_step(self, timing: Record) -> None:
-        """Show epoch, step, loss, learning rate, images per second and time left."""
+        """Show epoch, step, loss, learning rate, throughput and time left."""
         step, speed, train = timing["step"], timing["images_per_second"], self.train
         if train and (self.terminal or time.monotonic() - self.last_shown > 10 or step == self.steps):
             left = format_clock(timing["seconds_left"])
             epoch = (
                 f"epoch {train['epoch']:.2f}/{self.steps / max(1, self.per_epoch):.4g}  step {step:,}/{self.steps:,}"
             )
-            values = f"loss {train['loss']:.4f}  lr {train['lr']:.3g}  {speed:,.0f} images/s"
+            values = f"loss {train['loss']:.4f}  lr {train['lr']:.3g}  {speed:,.0f} {self.media}s/s"
             self.show_status(f"{epoch}  {values}  {left} left")
 
     def progress(self, stage: str, done: int, total: int) -> None:
@@ -102,7 +104,8 @@ def format_validation(record: Record) -> str:
 def format_outcome(summary: dict[str, Any], directory: Path) -> str:
     """Return the result with its interval, the time, and the paths of model and report."""
     summary = defaultdict(lambda: math.nan, summary)  # a run whose weights are not finite lacks some
-    duration = f"after {format_clock(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
+    speed = f"{summary['images_per_second']:,.0f} {get_media(summary)}s/s"
+    duration = f"after {format_clock(summary['seconds'])} of training at {speed}"
     result = format_self_supervised(summary) if "method" in summary else format_supervised(summary)
     files = format_files(summary, directory)
     return "\n".join([f"{result}, {duration}", *format_confidence(summary), *files])
@@ -125,6 +128,11 @@ def format_rounds(summary: dict[str, Any]) -> str:
             f"{name:<13} {split} {METRICS[score].short} {format_value(score, metrics[score])}  {taken}{kept}".rstrip()
         )
     return "\n".join(lines).replace(NO_BREAK_SPACE, " ")
+
+
+def get_media(summary: Mapping[str, Any]) -> str:
+    """Return what the samples of a run are: image, video or sound; runs of earlier versions have images."""
+    return summary.get("media", "image")
 
 
 def format_confidence(summary: dict[str, Any]) -> list[str]:
@@ -158,7 +166,7 @@ def format_supervised(summary: dict[str, Any]) -> str:
     result += f", MAE {format_number(summary['mae'], 4)}" if "mae" in summary else ""
     if "text_to_image_1" in summary:
         result += f", text-to-image {format_value('text_to_image_1', summary['text_to_image_1'])}"
-    return f"{result} on {summary['images']:,} {summary['split']} images"
+    return f"{result} on {summary['images']:,} {summary['split']} {get_media(summary)}s"
 
 
 def format_self_supervised(summary: dict[str, Any]) -> str:
@@ -169,6 +177,6 @@ def format_self_supervised(summary: dict[str, Any]) -> str:
     low, high = summary.get("knn_interval", (0.0, 1.0))
     return (
         f"{summary['method']}: k-NN accuracy {100 * summary['knn']:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on "
-        f"{summary['images']:,} held-out images (raw pixels {100 * summary['knn_pixels']:.1f} %, "
+        f"{summary['images']:,} held-out {get_media(summary)}s (raw pixels {100 * summary['knn_pixels']:.1f} %, "
         f"untrained network {100 * summary['knn_random']:.1f} %)"
     )

@@ -18,6 +18,7 @@ from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sound import SOUND_SUFFIXES, import_soundfile, is_sound_name, open_sound
 from vitrail.data.sources import splits as parts
 from vitrail.data.video import VIDEO_SUFFIXES, has_suffix, import_av, is_video_name, list_frames, open_video
+from vitrail.utils.text import format_image_count
 
 # Folders and files created by tools and systems. Names that start with a dot are ignored too.
 TOOL_NAMES = {"__macosx", "@eadir", "__pycache__", "node_modules", "$recycle.bin", "system volume information"}
@@ -180,6 +181,12 @@ class FolderContents(NamedTuple):
     images: list[str]  # or videos, or sounds
     others: list[str]
 
+    def count_samples(self) -> str:
+        """Return the number of images or videos in words."""
+        return format_image_count(
+            len(self.images), "video" if self.images and is_video_name(self.images[0]) else "image"
+        )
+
 
 @dataclass
 class FolderWalker:
@@ -328,7 +335,7 @@ def list_split(walker: FolderWalker, folder: str, root: str, labelled: bool) -> 
     if not contents.folders and not labelled:
         raise ValueError(f"{folder} has no images: give a folder with {', '.join(sorted(IMAGE_SUFFIXES))}")
     if not contents.folders:
-        what = f"{len(contents.images):,} images and no class folders" if contents.images else "no class folders"
+        what = f"{contents.count_samples()} and no class folders" if contents.images else "no class folders"
         raise NoClassFoldersError(f"{folder} has {what}: {LAYOUT_HELP}")
     walker.skip(folder, contents.images, SKIP_OUTSIDE)
     walker.skip(folder, contents.others)

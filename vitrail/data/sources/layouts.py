@@ -196,7 +196,7 @@ def check_held_out(root: str, first: str, folders: Sequence[str]) -> None:
     for folder in folders:
         contents = list_entries(folder)
         if contents.images and not contents.folders:
-            problem = f"{folder} has {len(contents.images):,} images and no class folders, unlike {first}"
+            problem = f"{folder} has {contents.count_samples()} and no class folders, unlike {first}"
             raise NoClassFoldersError(f"{problem}: use vitrail check {shlex.quote(first)}, or sort them into classes")
 
 
@@ -378,7 +378,7 @@ def unpack_command(path: str) -> str | None:
 
 def refuse_flat(root: str, folder: str, contents: FolderContents) -> NoReturn:
     """Raise a NoClassFoldersError for a folder without class folders, with the command that reads it if there is one."""
-    images = f"{len(contents.images):,} images and " if contents.images else ""
+    images = f"{contents.count_samples()} and " if contents.images else ""
     problem = f"{folder} has {images}no class folders"
     if path := find_list(root, list_entries(root)):
         raise NoClassFoldersError(f"{problem}, but a list: use vitrail check {shlex.quote(path)}")

@@ -1,4 +1,4 @@
-"""Parquet tables: embedded images or sounds with labels, masks, captions or numbers, as on the Hugging Face Hub, or paths."""
+"""Parquet tables: embedded images, videos or sounds with labels, masks, captions or numbers, or manifests of paths."""
 
 import io
 import json
@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from vitrail.data.dataset import Dataset, Media
 from vitrail.data.decode import open_image
-from vitrail.data.sound import Sound, SoundFile
+from vitrail.data.sound import SoundFile
 from vitrail.data.sources import manifest
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.captions import CAPTION_COLUMNS, CaptionRows, build_caption_dataset
@@ -22,9 +21,12 @@ from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import EncodedMasks, build_mask_dataset, find_classes
 from vitrail.data.sources.numbers import NumberRows, build_number_dataset, find_target_columns
+from vitrail.data.video import is_video_data
 
+IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png", "bytes")
+VIDEO_COLUMNS = ("video", "videos", "clip", "mp4", "webm", "avi", "mkv", "mov")
 SOUND_COLUMNS = ("audio", "sound", "recording", "wav", "flac", "mp3")
-IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png", *SOUND_COLUMNS, "bytes")
+MEDIA_COLUMNS: dict[Media, tuple[str, ...]] = {"image": IMAGE_COLUMNS, "video": VIDEO_COLUMNS, "sound": SOUND_COLUMNS}
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
 MASK_COLUMNS = (*manifest.MASK_COLUMNS, "annotation", "label", "labels", "semantic_mask", "segmentation_mask")
 MAX_KEPT_BYTES = 2**29  # row groups kept per process; the shuffle window should fit
@@ -42,11 +44,11 @@ def import_parquet() -> Any:
 class ParquetStore:
     """A store of table rows. Row groups are read on demand, and the last few are kept."""
 
-    def __init__(self, files: Sequence[str], column: str, groups: np.ndarray, size: int) -> None:
-        self.files, self.column, self.size = list(files), column, size
+    def __init__(
+        self, files: Sequence[str], column: str, groups: np.ndarray, size: int, media: Media = "image"
+    ) -> None:
+        self.files, self.column, self.size, self.media = list(files), column, size, media
         self.groups = groups  # [g, 3] int64: first item, file, row group in the file
-        self.media: Media = "sound" if column.casefold() in SOUND_COLUMNS else "image"
-        import_decoder(self.media)
         self._process = -1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,9 +95,13 @@ class ParquetStore:
             reason = format_first_line(error)
             raise OSError(f"{printable_path(path)}: cannot read row group {number} ({reason})") from None
 
-    def open(self, item: int) -> Image.Image | Sound:
+    def open(self, item: int) -> Any:
         if self.media == "sound":
             return SoundFile(io.BytesIO(self.data(item)), self.name(item))
+        if self.media == "video":
+            from vitrail.data.video_file import VideoFile
+
+            return VideoFile(lambda: io.BytesIO(self.data(item)), self.name(item), self.stamp(item))
         return open_image(io.BytesIO(self.data(item)), self.name(item))
 
     def stamp(self, item: int) -> tuple[int, int] | None:
@@ -109,23 +115,27 @@ def format_first_line(error: Exception) -> str:
 
 
 def read_parquet(source: str, files: Sequence[str], options: parts.ReadOptions) -> Dataset:
-    """Read the shards of a table: embedded images, or a manifest, depending on the columns."""
+    """Read the shards of a table: embedded images or videos, or a manifest, depending on the columns."""
     schema = open_table(files[0]).schema_arrow
     caption = find_caption_column(files[0], schema, options)
-    if column := find_image_column(schema):
+    if column := find_media_column(schema):
+        media = detect_media(files, column)
+        import_decoder(media)  # raises if it is missing
         if options.targets:
-            return read_embedded_numbers(source, files, column, options)
-        if caption is not None:
+            return read_embedded_numbers(source, files, column, media, options)
+        if media == "image" and caption is not None:
             return read_embedded_captions(source, files, column, caption, options)
-        if options.needs_labels and (mask_column := find_mask_column(schema, column)):
+        if media == "image" and options.needs_labels and (mask_column := find_mask_column(schema, column)):
             return read_embedded_masks(source, files, column, mask_column, options)
-        return read_embedded(source, files, column, options)
+        return read_embedded(source, files, column, media, options)
     path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
     label_column = manifest.find_column(schema.names, manifest.LABEL_COLUMNS)
     lacks_labels = label_column is None and caption is None and options.needs_labels and not options.targets
     if path_column is None or lacks_labels:
         columns = ", ".join(schema.names)
-        raise ValueError(f"{files[0]} has neither an image column nor path and label columns, got {columns}")
+        raise ValueError(
+            f"{files[0]} has no column of images or videos, and none of path and label columns, got {columns}"
+        )
     if len(files) > 1:
         raise ValueError(f"{source} has several manifests, {files[0]} and {files[1]}: give one of them")
     if caption is not None:
@@ -155,13 +165,37 @@ def open_table(path: str) -> Any:
         raise ValueError(f"{path} is not a valid Parquet file ({reason}): download it again") from None
 
 
-def find_image_column(schema: Any) -> str | None:
-    """Return the column of images: bytes, or a struct with bytes."""
+def find_media_column(schema: Any) -> str | None:
+    """Return the column of images, videos or sounds: bytes, or a struct with bytes."""
     candidates = list_byte_columns(schema)
-    known = [name for wanted in IMAGE_COLUMNS for name in candidates if name.casefold() == wanted]
+    known = {
+        media: [name for wanted in columns for name in candidates if name.casefold() == wanted]
+        for media, columns in MEDIA_COLUMNS.items()
+    }
+    found = [(media, names[0]) for media, names in known.items() if names]
+    if len(found) > 1:
+        (one, first), (other, second) = found[:2]
+        raise ValueError(f"the table has {one}s ({first}) and {other}s ({second}): leave out one of the columns")
     others = [name for name in candidates if name.casefold() not in MASK_COLUMNS]
     single = candidates if len(candidates) == 1 else others if len(others) == 1 else [None]
-    return known[0] if known else single[0]
+    return found[0][1] if found else single[0]
+
+
+def detect_media(files: Sequence[str], column: str) -> Media:
+    """Return what a column holds, by its name or else by the first bytes of its first value."""
+    name = column.casefold()
+    if name != "bytes":
+        for media, columns in MEDIA_COLUMNS.items():
+            if name in columns:
+                return media
+    for path in files:
+        with open_table(path) as table:
+            for batch in table.iter_batches(batch_size=1, columns=[column], use_threads=False):
+                value = batch.column(0)[0].as_py()
+                value = value.get("bytes") if isinstance(value, dict) else value
+                if value:
+                    return "video" if is_video_data(value[:256]) else "image"
+    return "image"
 
 
 def find_mask_column(schema: Any, image_column: str) -> str | None:
@@ -226,12 +260,14 @@ def read_groups(
     return starts[np.diff(starts[:, 0], append=len(splits)) > 0], splits, cells  # row groups may be empty
 
 
-def read_embedded_numbers(source: str, files: Sequence[str], column: str, options: parts.ReadOptions) -> Dataset:
-    """Read tables with embedded images and columns of numbers."""
+def read_embedded_numbers(
+    source: str, files: Sequence[str], column: str, media: Media, options: parts.ReadOptions
+) -> Dataset:
+    """Read tables with embedded images or videos and columns of numbers."""
     targets = options.targets or ()
     find_target_columns(open_table(files[0]).schema_arrow.names, targets, source)
     starts, splits, cells = read_groups(files, (column, *targets), targets)
-    store, rows = ParquetStore(files, column, starts, len(splits)), NumberRows(targets)
+    store, rows = ParquetStore(files, column, starts, len(splits), media), NumberRows(targets)
     for row, values in enumerate(cells):
         rows.add(row, [values[name] for name in targets], store.name(row))
     shards = np.searchsorted(starts[:, 0], np.arange(len(splits)), side="right") - 1
@@ -255,8 +291,8 @@ def read_embedded_captions(
     return build_caption_dataset(source, "parquet", store, rows, sides, options, items=listed, shards=shards)
 
 
-def read_embedded(source: str, files: Sequence[str], column: str, options: parts.ReadOptions) -> Dataset:
-    """Read tables with embedded images: the labels now, the images on demand."""
+def read_embedded(source: str, files: Sequence[str], column: str, media: Media, options: parts.ReadOptions) -> Dataset:
+    """Read tables with embedded images, videos or sounds: the labels now, the samples on demand."""
     labels: list[Label | None] = []
     splits: list[str | None] = []
     groups, order = [], None
@@ -265,7 +301,7 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
             schema = table.schema_arrow
             label_column = manifest.find_column(schema.names, LABEL_COLUMNS)
             if (label_column is None and options.needs_labels) or column not in schema.names:
-                missing = "labels (label, class or target)" if column in schema.names else f"images ({column})"
+                missing = "labels (label, class or target)" if column in schema.names else f"{media}s ({column})"
                 raise ValueError(f"{path} has no column of {missing}, got {', '.join(schema.names)}")
             label_name = None if label_column is None else schema.names[label_column]
             names = read_class_names(schema, label_name) if label_name else None
@@ -282,7 +318,7 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
             splits += [split_from_path(path)] * (len(labels) - len(splits))
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     starts = starts[np.diff(starts[:, 0], append=len(labels)) > 0]  # row groups may be empty
-    store = ParquetStore(files, column, starts, len(labels))
+    store = ParquetStore(files, column, starts, len(labels), media)
     if not options.needs_labels and None in labels:
         labels[:], order = [parts.UNLABELLED_CLASS] * len(labels), None
     kept = np.array([row for row, label in enumerate(labels) if label is not None], dtype=np.int64)

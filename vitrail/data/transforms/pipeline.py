@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.clip import Clip
+from vitrail.data.clip import Clip, describe_samples
 from vitrail.data.dataset import Images, Media
 from vitrail.data.decode import Box, DecodedImage, LazyImage, start_decoding
 from vitrail.data.log_mel import LogMel
@@ -122,7 +122,7 @@ class TrainPipeline:
             return self.crop_image(start_decoding(image, self.channels, self.turn, mask), rng)
         clip = self.clip
         if not isinstance(image, Video):
-            raise ValueError(f"the model takes clips of {clip.frames} frames, got an image: give videos")
+            raise ValueError(f"the model takes {describe_samples(clip.frames)}, got an image: give videos")
 
         def crop(frame: Image.Image) -> Tensor:
             return self.crop_image(start_decoding(frame, self.channels, self.turn), rng)
@@ -367,7 +367,7 @@ def match_masks(pipeline: Pipeline, masks: bool) -> Pipeline:
     return pipeline
 
 
-def check_media(pipeline: Pipeline, media: Media) -> None:
+def check_pipeline_media(pipeline: Pipeline, media: Media) -> None:
     """Raise ValueError if the pipeline makes clips and the data has images, or the other way round; likewise of sounds."""
     sound = None if isinstance(pipeline, MultiCropPipeline) else pipeline.sound
     if media == "sound" and isinstance(pipeline, MultiCropPipeline):
@@ -381,7 +381,7 @@ def check_media(pipeline: Pipeline, media: Media) -> None:
     if media == "video" and clip is None:
         raise ValueError("the data has videos, but the model takes images: use a model that takes clips")
     if media != "video" and clip is not None:
-        raise ValueError(f"the data has images, but the model takes clips of {clip.frames} frames: give videos")
+        raise ValueError(f"the data has images, but the model takes {describe_samples(clip.frames)}: give videos")
 
 
 def convert_channels(

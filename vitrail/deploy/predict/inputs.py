@@ -194,6 +194,11 @@ class VideoStore(objects.ObjectStore):
             return to_video(self.value(item))
 
 
+def input_media(pair: tuple[str, str]) -> Media | None:
+    """Return what a path, given and expanded, is by its name; None for folders and other files."""
+    return file_media(pair[1])
+
+
 def collect_inputs(
     paths: Sequence[str | os.PathLike[str]],
     progress: ProgressCallback | None = None,
@@ -204,10 +209,9 @@ def collect_inputs(
     notes: list[str] = []
     names = [os.fspath(path) for path in paths]
     expanded = [(given, path) for given in names for path in expand_path(given)]
-    for media, group in itertools.groupby(expanded, lambda pair: file_media(pair[1])):
+    for media, group in itertools.groupby(expanded, key=input_media):
         if media is not None:  # consecutive files form one store
-            store = FileStore.from_paths(path for _, path in group)
-            store.media = media
+            store = FileStore.from_paths((path for _, path in group), media)
             stores.append((store, None))
             continue
         for given, path in group:
@@ -393,19 +397,21 @@ def read_jsonl_paths(path: str) -> Iterable[str]:
 
 
 def open_parquet(path: str) -> Store:
-    """Return the images embedded in a Parquet file, or the files it lists."""
+    """Return the images or videos embedded in a Parquet file, or the files it lists."""
     with parquet.open_table(path) as opened:
         schema = opened.schema_arrow
-        column = parquet.find_image_column(schema)
+        column = parquet.find_media_column(schema)
         if column is not None:
             counts = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
             firsts = np.cumsum([0, *counts], dtype=np.int64)
             groups = [(int(firsts[group]), 0, group) for group, count in enumerate(counts) if count]
             starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
-            return parquet.ParquetStore([path], column, starts, int(firsts[-1]))
+            return parquet.ParquetStore([path], column, starts, int(firsts[-1]), parquet.detect_media([path], column))
         path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
         if path_column is None:
-            raise ValueError(f"{printable_path(path)} has no column of images or paths, only {', '.join(schema.names)}")
+            raise ValueError(
+                f"{printable_path(path)} has no column of images, videos or paths, only {', '.join(schema.names)}"
+            )
         values = opened.read(columns=[schema.names[path_column]]).column(0).to_pylist()
     for row, value in enumerate(values, start=1):
         if not isinstance(value, str) or not value.strip():

@@ -193,13 +193,13 @@ def infer_rows(
     if chosen.panoptic and output_kind == "features":
         raise ValueError("panoptic= is for vitrail.predict: leave it out")
     pool = open_pool(model, "queries" if chosen.panoptic else output_kind, chosen, count)
-    check_media(pool.deployed, inputs)
+    check_input_media(pool.deployed, inputs)
     if output_kind == "logits" and top > 1:
         check_ranked(pool.deployed)
     return predict_rows(pool, inputs, 0, count, top)
 
 
-def check_media(deployed: DeployedModel, inputs: ImageInputs) -> None:
+def check_input_media(deployed: DeployedModel, inputs: ImageInputs) -> None:
     """Raise ValueError for images, videos or sounds given to a model that takes others."""
     contract = deployed.contract
     if inputs.media != contract.media:

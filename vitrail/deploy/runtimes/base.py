@@ -10,10 +10,11 @@ from typing import Any, Literal, Protocol, get_type_hints
 
 import numpy as np
 
+from vitrail.data.clip import describe_samples
 from vitrail.data.dataset import Media, TargetKind
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inference import OutputKind
-from vitrail.models.base import Model, ModelConfig
+from vitrail.models.base import Model
 from vitrail.models.registry import config_from_json
 from vitrail.tasks import TASKS, Task
 from vitrail.tasks.comparison import TargetStatistics
@@ -73,7 +74,7 @@ class ModelContract:
         clip = self.preprocessing.clip
         if self.media == "sound":
             return "sounds"
-        return "images" if clip is None else f"videos, as clips of {clip.frames} frames"
+        return "images" if clip is None else f"videos, as {describe_samples(clip.frames)}"
 
     @property
     def activation(self) -> str | None:
@@ -177,14 +178,6 @@ def check_contract(contract: ModelContract) -> None:
     check_ignored(contract.ignore or ())
     if contract.statistics is not None and len(contract.statistics.mean) != len(contract.labels or ()):
         raise ValueError(f"it has statistics of {len(contract.statistics.mean)} targets for {config.classes} outputs")
-    check_clip(contract.preprocessing, config)
+    contract.preprocessing.check_frames(config.frames, "save it with another preprocessing")
     if (channels := contract.preprocessing.channels) != config.channels:
         raise ValueError(f"its preprocessing gives {channels} channels, its model expects {config.channels}")
-
-
-def check_clip(preprocessing: Preprocessing, config: ModelConfig) -> None:
-    """Raise ValueError if the preprocessing does not make the clips that a model takes."""
-    frames = None if preprocessing.clip is None else preprocessing.clip.frames
-    if frames != config.frames:
-        made, takes = ("images" if n is None else f"clips of {n} frames" for n in (frames, config.frames))
-        raise ValueError(f"the model takes {takes}, its preprocessing makes {made}: save it with another preprocessing")

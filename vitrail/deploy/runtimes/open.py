@@ -22,7 +22,6 @@ from vitrail.deploy.runtimes.base import (
     ModelContract,
     OutputKind,
     Runtime,
-    check_clip,
 )
 from vitrail.deploy.runtimes.exported import (
     is_exported,
@@ -320,7 +319,7 @@ def build_contract(where: str, path: Path | None, model: Model, size: tuple[int,
     """Return the contract of a checkpoint, or of a loaded model if there is no path."""
     pipeline = checkpoints.require_preprocessing(where, model)
     try:
-        check_clip(pipeline, model.config)
+        pipeline.check_frames(model.config.frames, "save it with another preprocessing")
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if size is not None and pipeline.size != size:

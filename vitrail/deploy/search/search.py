@@ -16,7 +16,7 @@ from vitrail.data.sound import open_sound
 from vitrail.data.sources.files import MEDIA_SUFFIXES, FileStore, FolderWalker, file_media, printable_path
 from vitrail.data.video import open_video
 from vitrail.deploy.predict.inputs import NOUNS, AskMedia, ImageInputs, select_media, take_images
-from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, check_media, open_pool, predict_rows
+from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, check_input_media, open_pool, predict_rows
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import ask_media, open_deployed_model
@@ -205,7 +205,7 @@ class IndexBuilder:
         store.media = path_media(self.folder / images[0].path) if images else "image"
         inputs = ImageInputs((store,), np.array([0, len(images)]), (None,))
         if images:
-            check_media(pool.deployed, inputs)
+            check_input_media(pool.deployed, inputs)
         rows = predict_rows(pool, inputs, 0, len(images), progress=self.progress)
         pairs, read, unreadable = zip(images, rows, strict=True), [], {}
         while block := list(itertools.islice(pairs, ROWS_PER_WRITE)):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitrail.checkpoints.load import compute_checksum, find_weights, inspect_checkpoint, load_towers
+from vitrail.data.tokenizer import Tokenizer
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.deploy.search.index import SearchIndex
@@ -69,7 +70,7 @@ def find_texts(
     report: MessageCallback | None = None,
 ) -> list[SearchResult]:
     """Return the images whose features are nearest to those of each text."""
-    assert towers.tokenizer is not None
+    assert isinstance(towers.tokenizer, Tokenizer)
     for text in texts:
         if not text.strip():
             raise ValueError("the text is empty: give words, such as 'red shoes'")

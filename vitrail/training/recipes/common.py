@@ -63,7 +63,7 @@ def configure_encoder(facts: Facts) -> TokenConfig:
         return configure_tokens(facts.choose("model", None, ""), purpose=purpose, image_size=size, **shape)
     patch = 4 if is_small(facts) else 16
     size = choose_size(facts, is_small(facts), patch)
-    count = f"{facts.images:,} training images"
+    count = facts.training_size
     width = facts.choose("width", 192 if facts.images >= 2_000 else 96, count)
     depth = facts.choose("depth", 6, count)
     return configure_tokens(patch=patch, width=width, depth=depth, heads=max(1, width // 32), image_size=size, **shape)
@@ -120,7 +120,7 @@ def plan_pretraining(
     `batch` is the batch size from 2,000 images on, a quarter of it with fewer. `small` and `photos` are the samples of the
     whole run, for small images and for photographs, in at least 5 epochs and at most 1000.
     """
-    count = f"{facts.images:,} training images"
+    count = facts.training_size
     batch = facts.choose("batch_size", batch if facts.images >= 2_000 else batch // 4, count)
     samples = small if is_small(facts) else photos
     length = facts.choose_length(epochs=float(min(1000, max(5, round(samples / facts.images)))), why=count)

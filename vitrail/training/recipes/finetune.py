@@ -94,9 +94,9 @@ def plan_tuning(facts: Facts) -> tuple[dict[str, Any], float]:
         pipeline = replace((facts.init_preprocessing or default).with_size(size), turn=True, clip=clip)
     else:
         model, pipeline = adapt_to_sounds(facts)
-    batch = facts.choose("batch_size", 32 if facts.images < SMALL_DATA else 128, f"{facts.images:,} training images")
+    batch = facts.choose("batch_size", 32 if facts.images < SMALL_DATA else 128, facts.training_size)
     epochs = float(min(24, max(4, round(16_000 / facts.images))))
-    lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")
+    lasting = facts.choose_length(epochs=epochs, why=facts.training_size)
     total = facts.total_steps(lasting, batch)
     how = facts.overrides.get("tune") or "full"
     # Tuned on held-out training images of clothing.

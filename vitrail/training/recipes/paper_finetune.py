@@ -46,6 +46,6 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         optimizer=SGD(lr=lr, momentum=0.9, weight_decay=0.0, clip=1.0),
         schedule=Cosine(warmup=500 if steps > 500 else 100),
         batch_size=facts.choose("batch_size", 512, "the paper's"),
-        **facts.choose_length(steps=steps, why=f"{facts.images:,} training images, like {like}"),
+        **facts.choose_length(steps=steps, why=f"{facts.training_size}, like {like}"),
         ema=EMA(0.9999, warmup=False) if like == "ImageNet" else None,
     )

@@ -46,7 +46,7 @@ def plan_training(
 
     `why` explains the epochs further.
     """
-    count = f"{facts.images:,} training images"
+    count = facts.training_size
     batch = facts.choose("batch_size", batch, count)
     length = facts.choose_length(epochs=epochs, why=count + why)
     total = facts.total_steps(length, batch)
@@ -63,7 +63,7 @@ def plan_training(
 
 def configure_model(facts: Facts) -> TokenConfig:
     """Return a model with about 16 tokens for small images, 64 for photographs."""
-    small, large, count = common.is_small(facts), facts.images >= LARGE_DATA, f"{facts.images:,} training images"
+    small, large, count = common.is_small(facts), facts.images >= LARGE_DATA, facts.training_size
     patch = (4 if max(facts.side) <= 16 else 8) if small else 16
     size = common.choose_size(facts, small, patch)
     width = facts.choose("width", (96 if facts.channels == 1 else 128) if large else 64, count)

@@ -72,9 +72,9 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     backbone = configure_backbone(facts)
     model = SegmenterConfig(backbone, choose_decoder(facts, backbone, frozen), facts.classes)
     size = model.image_size
-    batch = facts.choose("batch_size", 16 if facts.images < SMALL_DATA else 64, f"{facts.images:,} training images")
+    batch = facts.choose("batch_size", 16 if facts.images < SMALL_DATA else 64, facts.training_size)
     epochs = float(min(60, max(8, round(SAMPLES / facts.images))))
-    lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")
+    lasting = facts.choose_length(epochs=epochs, why=facts.training_size)
     total = facts.total_steps(lasting, batch)
     few = frozen or how.startswith("lora")
     lr = facts.choose("lr", (3e-3 if few else 1e-3) * (batch / 16) ** 0.5, f"for this batch size and tune={how!r}")

@@ -33,6 +33,7 @@ def choose_tokenizer(train: Images, path: str | None, init: str | None, given: R
         tokenizer = load_towers(init, tokenizer=path).tokenizer
         if tokenizer is None:
             raise ValueError(f"{init} has no tokeniser: give one with tokenizer=")
+        assert isinstance(tokenizer, Tokenizer)
         return tokenizer
     captions = [train.captions[number] for number in np.unique(train.targets).tolist()]
     text = None if given is None else given.model.text_tower

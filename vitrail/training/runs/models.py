@@ -247,6 +247,7 @@ class TrainedModel:
             "seconds": round(progress.seconds, 3),
             "steps": progress.step,
             "images_per_second": progress.images / max(1e-9, progress.seconds),
+            "media": self.setup.prepared.train.media,
             "weights": "best" if best else "last" if average is None else "ema",
             "stopped": self.trainer.stopped,
             "validation_score": self.trainer.plan.score,

@@ -71,7 +71,7 @@ class FeatureEvaluator(Evaluator):
         needed = max(2, self.setup.team.world_size)  # each process needs one
         train, held = len(splits["train"]), len(splits["validation"])
         if train < MIN_IMAGES or held < needed:
-            present = f"{recipe.data.where} has {train} training and {held} held-out images"
+            present = f"{recipe.data.where} has {train} training and {held} held-out {splits['train'].media}s"
             raise ValueError(f"{present}: pretraining needs at least {MIN_IMAGES} and {needed}")
         self.objective.check_run(recipe.model, self.setup.batch_size(), recipe.views, recipe.ema is not None)
         if recipe.tune != "full":
@@ -83,10 +83,11 @@ class FeatureEvaluator(Evaluator):
         """Measure the signals before the first step, or restore the alarm of a resumed run."""
         history = self.read_history() if resumed else []
         if not history:
-            held_out = len(self.setup.prepared.splits["validation"])
+            validation = self.setup.prepared.splits["validation"]
+            held_out = len(validation)
             if not self.has_knn and held_out < FEW_HELD_OUT:
                 self.setup.note(
-                    f"{held_out} held-out images without labels: rank and spread are unreliable; "
+                    f"{held_out} held-out {validation.media}s without labels: rank and spread are unreliable; "
                     "hold out more with fractions=(0.8, 0.2, 0)"
                 )
             # Before the trainer exists, whose loss module takes memory too.

@@ -87,6 +87,7 @@ def build_run_record(
             "where": recipe.data.where,
             "path": absolute_path(recipe.data.where),
             "kind": prepared.dataset.kind,
+            "media": prepared.train.media,
             "fingerprint": prepared.dataset.fingerprint,
             "splits": {
                 split: {"images": len(images), "classes": prepared.count_images(split)}
@@ -133,8 +134,9 @@ def fingerprint_split(images: Images, mask_digests: Mapping[int, np.ndarray] | N
     """
     masks = images.masks is not None
     digest = hashlib.sha256(images.targets.tobytes())
-    for number in np.unique(images.targets).tolist() if images.captions is not None else ():
-        digest.update(f"{number} {images.captions[number]}\0".encode())
+    if images.captions is not None:
+        for number in np.unique(images.targets).tolist():
+            digest.update(f"{number} {images.captions[number]}\0".encode())
     if masks and mask_digests:
         digest.update(mask_digests[id(images.masks)][images.targets].tobytes())
     if images.mask_classes is not None:
@@ -158,14 +160,16 @@ def check_same_data(directory: Path, prepared: Prepared) -> None:
     content = before["data"].get("fingerprint")
     if content is not None and content != prepared.dataset.fingerprint:
         where = before["data"].get("where")
-        raise ValueError(f"{directory} started with other images in {where}: give the same object, or start a new run")
+        raise ValueError(
+            f"{directory} started with other {prepared.train.media}s in {where}: give the same object, or start a new run"
+        )
     now_is = fingerprint_splits(prepared)
     for split in {**before["data"]["fingerprints"], **now_is}:
         if before["data"]["fingerprints"].get(split) != now_is.get(split):
             count = before["data"]["splits"].get(split, {}).get("images", 0)
             there = len(prepared.splits[split]) if split in prepared.splits else 0
             raise ValueError(
-                f"{directory} started with {count:,} {split} images, now there are {there:,}, or others: "
+                f"{directory} started with {count:,} {split} {prepared.train.media}s, now there are {there:,}, or others: "
                 "restore them, or start a new run"
             )
 

@@ -216,7 +216,10 @@ class Run:
                 f"the warm-up of {warmup:,} steps is longer than the run of {steps:,}: the learning rate stays below its full "
                 "value; change it with settings=['schedule.warmup=N']"
             )
-        trainer.journal.notify({"kind": "begin", "steps": steps, "steps_per_epoch": trainer.loader.steps_per_epoch})
+        media = self.setup.prepared.train.media
+        trainer.journal.notify(
+            {"kind": "begin", "steps": steps, "steps_per_epoch": trainer.loader.steps_per_epoch, "media": media}
+        )
         try:
             trainer.run()
         except Collapsed:

@@ -66,9 +66,10 @@ class RunSetup:
 
     def batch_size(self) -> int:
         """Return the images of a step over all processes: the recipe's, or all images where there are fewer."""
-        asked, world, count = self.recipe.batch_size, self.team.world_size, len(self.prepared.train)
+        train = self.prepared.train
+        asked, world, count = self.recipe.batch_size, self.team.world_size, len(train)
         if count < world:
-            raise ValueError(f"{count} training images for {world} processes: use fewer processes")
+            raise ValueError(f"{count} training {train.media}s for {world} processes: use fewer processes")
         batch = asked if asked <= count else max(world, count // world * world)
         if batch % world:
             raise ValueError(f"batch size {batch} must be divisible by the number of processes, {world}")
@@ -148,7 +149,7 @@ class RunLoaders:
         recipe, train = self.setup.recipe, self.setup.prepared.train
         batch = self.setup.batch_size()
         if batch != recipe.batch_size:
-            why = f"there are {len(train)} training images"
+            why = f"there are {len(train)} training {train.media}s"
             self.setup.note(f"batch size {batch} instead of {recipe.batch_size}: {why}")
         return self._add(
             "training",

@@ -12,6 +12,7 @@ import torch
 
 from vitrail.checkpoints.load import find_weights, load, require_preprocessing
 from vitrail.data.cache import ScoreMapFile, ScoreMaps, compute_image_key
+from vitrail.data.clip import describe_samples
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels, format_names, normalise_class_name
 from vitrail.data.loader import Loader
@@ -105,13 +106,15 @@ class RunTeacher:
         )
         if unreadable := outputs.unreadable:
             name, why = next(iter(unreadable.items()))
-            raise OSError(f"{len(unreadable)} training images are unreadable for the teacher, first {name} ({why})")
+            raise OSError(
+                f"{len(unreadable)} training {train.media}s are unreadable for the teacher, first {name} ({why})"
+            )
         for note in outputs.notes:
             setup.note(note)
         how = "from the cache" if outputs.cached else f"computed in {outputs.seconds:.1f} seconds"
         if 0 < outputs.n_computed < len(train):
             how = f"{outputs.n_computed:,} computed, the others from the cache"
-        setup.note(f"the teacher's {kind} for {len(train):,} images: {how}")
+        setup.note(f"the teacher's {kind} for {len(train):,} {train.media}s: {how}")
         values = outputs.values
         return values if kind == "features" else teacher.reorder_classes(torch.from_numpy(values)).numpy()
 
@@ -156,8 +159,9 @@ def load_teacher(settings: TeacherSettings, recipe: Recipe, labels: Sequence[str
     except FileNotFoundError:
         raise ValueError(f"teacher {settings.where} not found: restore it, or start a new run") from None
     pipeline = require_preprocessing(settings.where, model)
-    if recipe.preprocessing.clip is not None or pipeline.clip is not None:
-        raise ValueError(f"{settings.where} cannot teach: distillation is for images, not videos; leave out teacher=")
+    if pipeline.frames != recipe.preprocessing.frames:
+        taught, seen = describe_samples(recipe.preprocessing.frames), describe_samples(pipeline.frames)
+        raise ValueError(f"the teacher {settings.where} takes {seen}, and the student {taught}: they must be the same")
     by_class = recipe.objective.teacher_output != "features"
     return Teacher(model, pipeline, match_classes(settings, model, labels) if by_class else None)
 

@@ -106,7 +106,9 @@ def describe_validation(recipe: Recipe, prepared: Prepared) -> str:
     """Return the choices of `limit_validation` in words. A single validation may take longer than a tenth of the time."""
     per_epoch = len(prepared.train) // min(recipe.batch_size, len(prepared.train))
     every = max(1, round(recipe.validate_every * per_epoch))
-    number = f" on {count_queries(recipe, prepared):,} held-out images" if recipe.validation_images else ""
+    number = (
+        f" on {count_queries(recipe, prepared):,} held-out {prepared.train.media}s" if recipe.validation_images else ""
+    )
     if every >= recipe.total_steps(per_epoch):
         return f"validation once, after the last step{number}: the run is short"
     return f"validation every {every:,} steps{number}: at most a tenth of the time"
