@@ -140,7 +140,7 @@ def test_a_table_without_images_names_its_columns(tmp_path):
 
 
 def test_images_without_labels_are_refused(tmp_path):
-    pq.write_table(pa.table({"image": [b"x"], "caption": ["a cat"]}), tmp_path / "t.parquet")
+    pq.write_table(pa.table({"image": [b"x"], "note": ["a cat"]}), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="no column of labels"):
         load_dataset(tmp_path / "t.parquet")
 

@@ -126,7 +126,7 @@ def test_a_finished_comparison_is_not_trained_again(tmp: Path, compared: dict[st
     mask[0, 0] = (mask[0, 0] + 1) % 3
     Image.fromarray(mask).save(path)
     refused = run(tmp, "transfer", "backbone.safetensors", "edited", "--out", "moved", "--methods", "linear")
-    assert "with other weights, images or settings: give another --out" in last_line(refused)
+    assert "with other weights, data or settings: give another --out" in last_line(refused)
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,10 @@ def test_four_layers_of_a_plain_vit_are_rescaled():
 
 
 def start(init, config, labels):
-    recipe = SimpleNamespace(model=config, init=str(init), seed=3, objective=Segmentation())
+    preprocessing = SimpleNamespace(sound=None)
+    recipe = SimpleNamespace(
+        model=config, init=str(init), seed=3, objective=Segmentation(), preprocessing=preprocessing
+    )
     notes = []
     prepared = SimpleNamespace(labels=SimpleNamespace(names=labels), train=SimpleNamespace(target_kind="masks"))
     setup = SimpleNamespace(recipe=recipe, prepared=prepared, note=notes.append)

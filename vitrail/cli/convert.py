@@ -46,7 +46,7 @@ def add_arguments(parser: CommandParser) -> None:
     texts = parser.add_group("zero-shot classifiers and fine-tuning that keeps what they could (WiSE-FT)")
     names = "class names with commas, a file, or imagenet: the image tower becomes a classifier by these texts"
     texts.add_option("--zero-shot NAMES", names)
-    prompt = 'text with {} for the class name (repeatable) ["a photo of a {}."]'
+    prompt = 'text with {} for the class name (repeatable: features are averaged) ["a photo of a {}."]'
     texts.add_option("--template TEXT", prompt, action="append", default=[])
     texts.add_option(
         "--tokenizer PATH", "tokeniser: directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of IN]"

@@ -58,7 +58,7 @@ def add_arguments(parser: CommandParser) -> None:
     words = "query text, for the index of a model with a text tower (repeatable)"
     find.add_option("--text TEXT", words, action="append", default=[])
     files = "directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of the model]"
-    find.add_option("--tokenizer PATH", f"tokeniser of --text: {files}")
+    find.add_option("--tokenizer PATH", f"tokeniser: {files}")
     find.add_option("--top K", "neighbours per query [10]", int, default=10)
     find.add_option("--out FILE.html", "contact sheet: one self-contained page", Path)
     find.add_option("--exact", "compare with every image, even if there is a graph")

@@ -175,8 +175,6 @@ class Facts:
     side: tuple[int, int]  # median height and width of the images
     channels: int
     several_sizes: bool  # whether images differ in size, as photographs do
-    tokenizer: Tokenizer | None = None  # of captions
-    init_image: ModelConfig | None = None  # of the checkpoint of the image tower
     init: ModelConfig | None = None  # of the initial checkpoint
     init_preprocessing: Preprocessing | None = None
     teacher: Teacher | None = None
@@ -189,6 +187,8 @@ class Facts:
     rate: float | None = None  # median frames per second of the videos; None if unknown
     seconds: float | None = None  # that 95 % of the sounds do not exceed; None for images and videos
     sample_rate: int | None = None  # median samples per second of the sounds, Hz
+    tokenizer: Tokenizer | None = None  # of captions
+    init_image: ModelConfig | None = None  # of the checkpoint of the image tower
 
     @property
     def training_size(self) -> str:

@@ -260,7 +260,7 @@ def build_extractor(pipeline: Preprocessing) -> dict[str, Any]:
     sound = pipeline.sound
     assert sound is not None
     default = LogMel()
-    for name in ("frame_length", "frame_shift", "crop"):
+    for name in ("frame_length", "frame_shift", "align"):
         if getattr(sound, name) != getattr(default, name):
             theirs = f"{name} is always {getattr(default, name)}, here {getattr(sound, name)}"
             raise ValueError(f"transformers cannot express these features of sounds: {theirs}")

@@ -84,7 +84,7 @@ def read_pseudo_labels(path: Path, images: Images, classes: tuple[str, ...]) -> 
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
-        raise ValueError(f"the pseudo-labels {path} do not exist: run vitrail train with --unlabelled again") from None
+        raise ValueError(f"the pseudo-labels {path} do not exist: train with unlabelled= again") from None
     rows = list(csv.reader(text.splitlines(keepends=True)))
     if not rows or tuple(rows[0]) != COLUMNS:
         raise ValueError(f"{path}: the first line must be {','.join(COLUMNS)}")
