@@ -55,6 +55,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/video.py
+	$(BIN)/python benchmarks/video.py --files
 	$(BIN)/python benchmarks/resolution.py
 	$(BIN)/python benchmarks/small_step.py
 	$(BIN)/python benchmarks/weights.py
