@@ -60,7 +60,9 @@ class FileServer:
             self.requests.append((parts.path, wanted))
             number = len(self.requests)
         if "list-type" in parts.query:
-            return self.list(handler, parts.path.strip("/"), parse_qs(parts.query).get("prefix", [""])[0])
+            return self.list(handler, parts.path.strip("/"), parse_qs(parts.query))
+        if handler.command == "HEAD" and path.is_dir():  # HeadBucket
+            return self.send(handler, 200, {}, b"")
         status = self.refuse.get(parts.path, 200 if path.is_file() else 404)
         if status != 200 or (self.fail and number % self.fail == 0):
             return self.send(handler, status if status != 200 else 503, {}, b"no")
@@ -110,12 +112,15 @@ class FileServer:
             with self.lock:
                 self.sent += len(body if sent is None else sent)
 
-    def list(self, handler, bucket: str, prefix: str) -> None:
+    def list(self, handler, bucket: str, query: dict[str, list[str]]) -> None:
         """Answer S3's ListObjectsV2."""
-        root = self.root / bucket
-        files = sorted(path for path in root.rglob("*") if path.is_file() and str(path.relative_to(root)).startswith(prefix))
-        rows = "".join(LISTED.format(quote(str(p.relative_to(root))), p.stat().st_size, '"x"') for p in files)
-        self.send(handler, 200, {"Content-Type": "application/xml"}, LISTING.format(bucket, len(files), rows).encode())
+        root, prefix = self.root / bucket, query.get("prefix", [""])[0]
+        keys = [str(path.relative_to(root)) for path in sorted(root.rglob("*")) if path.is_file()]
+        keys = [key for key in keys if key.startswith(prefix)]
+        if "delimiter" in query:
+            keys = [key for key in keys if "/" not in key.removeprefix(prefix)]
+        rows = "".join(LISTED.format(quote(key), (root / key).stat().st_size, '"x"') for key in keys)
+        self.send(handler, 200, {"Content-Type": "application/xml"}, LISTING.format(bucket, len(keys), rows).encode())
 
     def close(self) -> None:
         self.closed.set()
