@@ -30,9 +30,11 @@ def server(tmp_path_factory):
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_CONFIG_FILE": str(root / "none"),
             "VITRAIL_REMOTE_TIMEOUT": "0.5",
+            "VITRAIL_REMOTE_ATTEMPTS": "30",
         }.items():
             patch.setenv(name, value)
         patch.setattr(transport, "PAUSE_SECONDS", 0.01)
+        patch.setattr(transport, "FIRST_ATTEMPTS", 30)
         transport.CONNECTIONS.transports.pop("s3", None)  # of another endpoint
         yield serving
         transport.CONNECTIONS.transports.pop("s3", None)

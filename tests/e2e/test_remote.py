@@ -11,7 +11,6 @@ import pytest
 
 from tests import forked
 from tests.data.remote_server import FileServer, make_certificate
-from tests.data.test_sources_parquet import published
 from tests.data.test_sources_tar import samples, shard
 from tests.evaluation.made import model
 from tests.training.runs import assert_same, environment, newest, summary
@@ -55,11 +54,10 @@ def server(tmp: Path):
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("VITRAIL_REMOTE_TIMEOUT", "1")
 
 
 def run(tmp: Path, *arguments: str):
-    return forked.run(*arguments, cwd=tmp, env=environment(tmp) | {"VITRAIL_REMOTE_TIMEOUT": "1"})
+    return forked.run(*arguments, cwd=tmp, env=environment(tmp))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,7 @@ def test_a_killed_run_on_an_unreliable_server_resumes_to_the_weights_of_local_fi
     request = {"arguments": arguments, "cwd": str(tmp), "env": environment(tmp), "timeout": 100}
     child = forked.start_child(request | {"out": str(tmp / "out"), "err": str(tmp / "err")})
     begin = time.monotonic()
-    while newest(remote) < 4 and time.monotonic() - begin < 60:
+    while newest(remote) < 2 and time.monotonic() - begin < 60:
         time.sleep(0.005)
     os.killpg(child, signal.SIGKILL)
     assert forked.wait_for_child() == -signal.SIGKILL, (tmp / "err").read_text()
@@ -111,21 +109,20 @@ def test_commands_read_remote_shards(tmp, server, whole, capsys, monkeypatch):
     remote = json.loads(capsys.readouterr().out)
     assert main(["evaluate", "whole", "files/val-000.tar", "--json"]) == 0
     local = json.loads(capsys.readouterr().out)
-    assert remote["data"]["images"] == local["data"]["images"] == 9
-    assert remote["metrics"] == local["metrics"]
+    shared = ("images", "top1", "loss", "per_class", "confusion")
+    assert {name: remote[name] for name in shared} == {name: local[name] for name in shared}
     for verb, out in (("predict", "jsonl"), ("embed", "jsonl")):
         assert main([verb, "whole", f"{where}?sig={SECRET}", "--out", f"{verb}-remote.{out}"]) == 0
         assert main([verb, "whole", "files/val-000.tar", "--out", f"{verb}-local.{out}"]) == 0
-        rows = [[json.loads(line) for line in open(f"{verb}-{kind}.{out}")] for kind in ("remote", "local")]
+        texts = {kind: Path(f"{verb}-{kind}.{out}").read_text() for kind in ("remote", "local")}
+        rows = [[json.loads(line) for line in text.splitlines()] for text in texts.values()]
         assert len(rows[0]) == 9
-        assert rows[0][0].pop("path").startswith(f"{where}:")
-        assert rows[1][0].pop("path").startswith("files/val-000.tar:")
-        assert rows[0][0] == rows[1][0]
-        assert SECRET not in open(f"{verb}-remote.{out}").read()
+        assert [row.pop("path").removeprefix(f"{where}:") for row in rows[0]] == [
+            row.pop("path").removeprefix("files/val-000.tar:") for row in rows[1]
+        ]
+        assert rows[0] == rows[1]
+        assert SECRET not in texts["remote"]
     assert SECRET not in "".join(capsys.readouterr())
-    tiny = [*TINY, "--quiet", "--out", "pretrained", "--steps", "2"]
-    assert main(["pretrain", where, "--method", "mae", *tiny[: tiny.index("--set")], "--size", "16", "--batch-size", "2",
-                 "--fractions", "0.8,0.2,0", "--workers", "0", "--quiet", "--out", "pretrained", "--steps", "2"]) in (0, 2)  # fmt: skip
 
 
 def test_check_samples_remote_shards(tmp, server, capsys):
@@ -216,7 +213,7 @@ def test_cache_sizes_are_checked(capsys, size, message):
 def test_credentials_are_refused_where_they_would_be_stored(tmp, server, tmp_path, capsys):
     where = f"{server.url}/val-000.tar?sig={SECRET}"
     file = tmp_path / "model.safetensors"
-    model(3).save(file)
+    model(file)
     assert main(["transfer", str(file), where, "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
     assert "its credentials cannot be stored: list the shards in a text file" in printed
@@ -224,14 +221,3 @@ def test_credentials_are_refused_where_they_would_be_stored(tmp, server, tmp_pat
     assert SECRET.encode() not in b"".join(
         path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()
     )
-
-
-def test_parquet_is_trained_on_without_a_cache(tmp, server):
-    published(server.root / "tables")
-    data = f"train={server.url}/tables/data/train-{{00000..00001}}-of-00002.parquet"
-    data += f",validation={server.url}/tables/data/validation-00000-of-00001.parquet"
-    small = [*TINY, "--steps", "2", "--batch-size", "4", "--quiet", "--cache-size", "0"]
-    for where, out in ((data, "table-remote"), ("files/tables", "table-local")):
-        done = run(tmp, "train", where, *small, "--out", out)
-        assert done.returncode == 0, done.stderr
-    assert_same(tmp / "table-remote", tmp / "table-local")

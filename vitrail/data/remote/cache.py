@@ -1,7 +1,7 @@
 """A bounded cache of remote files on disk, shared by processes: blocks of a version of a file, and indices of shards.
 
 An entry is a file of data and its hash. It is written beside its place and renamed, so no reader finds a part of one; the hash
-is compared when a process first opens an entry, so that none that a crash of the machine left behind is used. The bytes of all
+is compared when a process opens an entry for the first time, so that none that a crash of the machine left behind is used. The bytes of all
 entries are counted, under a lock and before they are written; beyond the limit, the entries that were not used for longest are
 deleted. A killed process leaves at most a count that is too high and a partial file: both are put right by the next clean-up.
 """
@@ -35,7 +35,8 @@ class Entry:
 
     def __init__(self, path: Path) -> None:
         self.path, self.handle, self.touched = path, os.open(path, os.O_RDONLY), time.monotonic()
-        self.size = os.fstat(self.handle).st_size - HASH_BYTES
+        status = os.fstat(self.handle)
+        self.size, self.inode = status.st_size - HASH_BYTES, status.st_ino
 
     def __del__(self) -> None:
         if (handle := getattr(self, "handle", None)) is not None:
@@ -69,6 +70,7 @@ class RemoteCache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self.opened: OrderedDict[tuple[str, str], Entry] = OrderedDict()
+        self.verified: dict[tuple[str, str], int] = {}  # inodes of entries that were compared with their hash
         self.lock = threading.Lock()
 
     def path(self, key: str, name: str) -> Path:
@@ -87,10 +89,12 @@ class RemoteCache:
             return None
         except OSError as error:
             raise self.explain(error) from None
-        if not entry.is_whole():
-            with suppress(OSError):
-                path.unlink()
-            return None
+        if self.verified.get((key, name)) != entry.inode:
+            if not entry.is_whole():
+                with suppress(OSError):
+                    path.unlink()
+                return None
+            self.verified[key, name] = entry.inode
         entry.touch()
         with self.lock:
             self.opened[key, name] = entry

@@ -120,7 +120,7 @@ class Sample:
         """Return the note about it."""
         size = f"{self.nbytes / 1e9:,.1f} GB" if self.nbytes >= 1e8 else f"{self.nbytes / 1e6:,.1f} MB"
         shards = f"{len(self.shards)} of {self.of} shard{'s' * (self.of != 1)} ({size} in all)"
-        return f"a sample: {images:,} images, the first of {shards}; whole=True reads everything"
+        return f"a sample: {images:,} images, the first of {shards}"
 
 
 def sample_shards(shards: Sequence[str], splits: Sequence[str | None]) -> Sample | None:
