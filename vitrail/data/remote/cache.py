@@ -1,9 +1,9 @@
 """A bounded cache of remote files on disk, shared by processes: blocks of a version of a file, and indices of shards.
 
-An entry is a file of data and its hash. It is written beside its place and renamed, so no reader finds a part of one; the hash
-is compared when a process opens an entry for the first time, so that none that a crash of the machine left behind is used. The bytes of all
-entries are counted, under a lock and before they are written; beyond the limit, the entries that were not used for longest are
-deleted. A killed process leaves at most a count that is too high and a partial file: both are put right by the next clean-up.
+An entry is a file of data and its hash. It is written beside its place and renamed, so no reader finds a part of one; the hash is
+compared when a process opens an entry for the first time, so that none that a crash of the machine left behind is used. The
+bytes of all entries are counted, under a lock and before they are written; beyond the limit, the entries that were not used for
+longest are deleted. A killed process leaves at most a count that is too high and a partial file: the next clean-up corrects both.
 """
 
 import errno
