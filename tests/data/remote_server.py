@@ -1,5 +1,6 @@
 """A file server on the loopback interface for tests of remote data: ranges, faults, S3's listing, TLS."""
 
+import base64
 import email.utils
 import hashlib
 import ssl
@@ -24,6 +25,7 @@ class FileServer:
         self.drop = self.stall = self.cut = self.fail = 0  # every n-th request; 0: none
         self.ranges, self.etags, self.lengths = True, True, True
         self.refuse: dict[str, int] = {}  # status of a path
+        self.login = ""  # user:password
         self.requests: list[tuple[str, str]] = []  # path and range
         self.sent = 0  # bytes
         self.lock, self.closed = threading.Lock(), threading.Event()
@@ -63,6 +65,9 @@ class FileServer:
             return self.list(handler, parts.path.strip("/"), parse_qs(parts.query))
         if handler.command == "HEAD" and path.is_dir():  # HeadBucket
             return self.send(handler, 200, {}, b"")
+        expected = f"Basic {base64.b64encode(self.login.encode()).decode()}"
+        if self.login and handler.headers.get("Authorization") != expected:
+            return self.send(handler, 401, {}, b"who")
         status = self.refuse.get(parts.path, 200 if path.is_file() else 404)
         if status != 200 or (self.fail and number % self.fail == 0):
             return self.send(handler, status if status != 200 else 503, {}, b"no")

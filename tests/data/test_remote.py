@@ -117,6 +117,21 @@ def test_a_spawned_process_opens_its_own_connections(server):
     assert contents(train) == [encoded(number) for number in range(9)]  # the parent's connection still works
 
 
+def test_credentials_come_from_the_address_and_from_netrc(server, tmp_path, monkeypatch):
+    written(server.root)
+    server.login = "ann:pa55word"
+    where = f"{server.url}/train-000000.tar"
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(RemoteError, match=r"access denied \(401 Unauthorized\)"):
+        load_dataset(where)
+    with_user = load_dataset(where.replace("//", "//ann:pa55word@"), fractions=(1.0, 0.0, 0.0))
+    assert contents(with_user["train"]) == [encoded(number) for number in range(5)]
+    assert with_user.source == where.replace("//", "//***@")
+    assert with_user["train"].name(0).startswith(where)
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login ann password pa55word\n")
+    assert len(load_dataset(where, fractions=(1.0, 0.0, 0.0))["train"]) == 5
+
+
 def test_an_interrupted_range_is_resumed_where_it_ended(server):
     data = np.random.default_rng(0).bytes(3_000_000)
     (server.root / "a.tar").write_bytes(data)

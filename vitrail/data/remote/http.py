@@ -1,6 +1,7 @@
 """Requests over HTTP and HTTPS, in the session of fsspec's file system."""
 
 import asyncio
+import os
 import re
 from typing import Any, cast
 
@@ -123,7 +124,8 @@ def explain(url: str, error: BaseException, timeout: float) -> BaseException:
         case asyncio.TimeoutError():
             return Interrupted(describe_stall(timeout))
         case aiohttp.ClientConnectorError():
-            return Interrupted(f"cannot connect to {host} ({error.os_error.strerror or 'no answer'})")
+            number = error.os_error.errno  # its text names addresses
+            return Interrupted(f"cannot connect to {host} ({os.strerror(number) if number else 'no answer'})")
         case aiohttp.ClientPayloadError():
             return Interrupted("the connection was closed before the end")
         case aiohttp.ClientError() | OSError():

@@ -275,6 +275,8 @@ def read_groups(
                     splits += [manifest.parse_split(str(cell), path) for cell in named.to_pylist()]
                 if read:
                     cells += table.read_row_group(group, columns=list(read), use_threads=False).to_pylist()
+        if options.progress:
+            options.progress("reading tables", number + 1, len(files))
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     return starts[np.diff(starts[:, 0], append=len(splits)) > 0], splits, cells  # row groups may be empty
 
@@ -335,6 +337,8 @@ def read_embedded(source: str, files: Sequence[str], column: str, media: Media, 
                 else:
                     labels += [parts.UNLABELLED_CLASS] * table.metadata.row_group(group).num_rows
             splits += [split_from_path(path)] * (len(labels) - len(splits))
+        if options.progress:
+            options.progress("reading tables", number + 1, len(files))
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     starts = starts[np.diff(starts[:, 0], append=len(labels)) > 0]  # row groups may be empty
     store = ParquetStore(files, column, starts, len(labels), media)

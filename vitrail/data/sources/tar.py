@@ -268,10 +268,13 @@ def iter_samples(shards: Sequence[str], options: splits.ReadOptions) -> Iterator
             if options.progress:
                 options.progress("listing shards", number + 1, len(shards))
         return
-    total, done, lock = sum(shard.size for shard in remote), [0] * len(remote), threading.Lock()
+    total, done = sum(shard.size for shard in remote), [0] * len(remote)
+    lock, stopped = threading.Lock(), threading.Event()
 
     def read(number: int) -> dict[str, TarSample]:
         def report(position: int) -> None:
+            if stopped.is_set():  # by Ctrl-C, or an error of another shard
+                raise InterruptedError(f"{remote[number]} was not read to its end")
             with lock:
                 done[number] = position
                 if options.progress:
@@ -285,6 +288,7 @@ def iter_samples(shards: Sequence[str], options: splits.ReadOptions) -> Iterator
     try:
         yield from pool.map(read, range(len(remote)))
     finally:
+        stopped.set()
         pool.shutdown(cancel_futures=True)
 
 
