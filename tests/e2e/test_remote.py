@@ -15,6 +15,7 @@ from tests.data.test_sources_tar import samples, shard
 from tests.evaluation.made import model
 from tests.training.runs import assert_same, environment, newest, summary
 from vitrail.cli import main
+from vitrail.training.train import choose_directory
 
 pytest.importorskip("aiohttp", reason="needs the extra remote")
 TINY = ("--model", "Ti/8", "--set", "model.size.depth=1", "--set", "model.size.width=32", "--set", "model.size.heads=1")
@@ -192,6 +193,19 @@ def test_a_certificate_that_nobody_trusts_is_one_line(tmp, server, tmp_path, cap
         assert json.loads(done.stdout)["images"] == 21, done.stderr
     finally:
         secure.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("https://host:8000/shop/train-{000..031}.tar,https://host/shop/val-{0..7}.tar", "train"),
+        ("train=https://host/photos-{0..3}.tar?***,validation=https://host/b.tar", "photos"),
+        ("s3://bucket/photos/*.parquet", "photos"),
+        ("s3://bucket/", "bucket"),
+    ],
+)
+def test_run_directories_are_named_by_the_shards(where, name):
+    assert str(choose_directory(where, "finetune")) == f"runs/{name}-finetune-1"
 
 
 def test_a_server_that_states_no_length_is_one_line(server, capsys):

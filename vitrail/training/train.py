@@ -357,7 +357,9 @@ def resume_run(
     check_labels(recipe)
     if is_redacted(recipe.data.where):
         if source is None or redact(source) != recipe.data.where:
-            raise ValueError(f"{directory} was started on {recipe.data.where}: give this DATA again, as data=")
+            raise ValueError(
+                f"{directory} was started on {recipe.data.where}: give this DATA again, with its credentials"
+            )
     elif (source is None) == recipe.data.where.startswith(PREFIX):
         started = f"{directory} was started on {recipe.data.where}"
         needs = "give the same Python object, vitrail.resume(RUN, data=OBJECT)" if source is None else "leave out data"
@@ -475,8 +477,8 @@ def choose_directory(where: str, kind: str) -> Path:
     """Return a run directory that does not exist yet, such as runs/photos-finetune-1."""
     name = Path(where).resolve().name if Path(where).exists() else where.removeprefix(PREFIX)
     if "://" in name:  # the name of the shards, or of their folder
-        path = re.sub(r"[?,].*|[\d{}*.-]*(\.\w+)?$", "", name.partition("://")[2])
-        name = path.rstrip("/").rpartition("/")[2]
+        path = re.sub(r"[?,].*", "", name.partition("://")[2])
+        name = re.sub(r"[\d{}*.-]*(\.\w+)?$", "", path).rstrip("/").rpartition("/")[2]
     data = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
     number = 1
     while (directory := Path("runs") / f"{data}-{kind}-{number}").exists():

@@ -47,7 +47,7 @@ class HTTPTransport:
                 return Version(0, headers.get("ETag", ""), headers.get("Last-Modified", ""))
             check_status(url, status, response.reason or "", headers.get("Retry-After", ""))
             check_encoding(url, headers)
-            length = stated[3] if status == 206 and stated else headers.get("Content-Length", "")
+            length = (stated[3] if stated else "") if status == 206 else headers.get("Content-Length", "")
             if not length.isdecimal():
                 raise RemoteError(f"{plain_name(url)}: the server does not state the length of the file")
             etag = headers.get("ETag", "").removeprefix("W/")

@@ -58,7 +58,8 @@ class HeaderReader:
                 stop = -(-stop // BLOCK_BYTES) * BLOCK_BYTES
             self.buffer = self.file.read(self.position, stop - self.position, keep=keep)
             self.start = self.position
-        part = self.buffer[self.position - self.start :][:size]
+        begin = self.position - self.start
+        part = self.buffer[begin : begin + size]
         self.position += len(part)
         return part
 
