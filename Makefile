@@ -60,6 +60,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/small_step.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/listing.py
+	$(BIN)/python benchmarks/remote.py
 	$(BIN)/python benchmarks/check.py
 	$(BIN)/python benchmarks/preparing.py
 	$(BIN)/python benchmarks/preparing_masks.py
