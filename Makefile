@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORE := $(VENV)/.core
 # Every extra but wandb and mlflow, which bring many packages and which no test imports.
-EXTRAS := dev,peers,site,hub,fast,datasets,parquet,video,audio,text,tensorboard,onnx,openvino,serve,faiss
+EXTRAS := dev,peers,site,hub,fast,datasets,parquet,remote,s3,video,audio,text,tensorboard,onnx,openvino,serve,faiss
 
 .DEFAULT_GOAL := help
 .PHONY: help demo install hooks test test-fast check format bench docs site notebooks clean
@@ -60,6 +60,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/small_step.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/listing.py
+	$(BIN)/python benchmarks/remote.py
 	$(BIN)/python benchmarks/check.py
 	$(BIN)/python benchmarks/preparing.py
 	$(BIN)/python benchmarks/preparing_masks.py

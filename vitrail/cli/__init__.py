@@ -13,6 +13,8 @@ import vitrail
 from vitrail.cli.options import CommandParser
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress
+from vitrail.data.remote.settings import CACHE_SIZE
+from vitrail.data.remote.urls import RemoteError, redact
 
 COMMANDS = {
     "train": "train or fine-tune a classifier on a folder of images",
@@ -100,16 +102,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     options.started = started
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if getattr(options, "cache_size", None) is not None:
+        os.environ[CACHE_SIZE] = options.cache_size  # worker processes read it too
     try:
         return options.run(options)
     except BrokenPipeError:  # `vitrail describe … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RemoteError) as error:
         clear_progress()
         if options.traceback or os.environ.get("VITRAIL_TRACEBACK"):
             raise
-        print(f"vitrail {options.command}: {spell_options(str(error), options.flags)}", file=sys.stderr)
+        print(f"vitrail {options.command}: {redact(spell_options(str(error), options.flags))}", file=sys.stderr)
         return getattr(error, "exit_code", 2)  # 1 where the machine is at fault, not the user
     except KeyboardInterrupt:
         clear_progress()

@@ -6,7 +6,8 @@ splits, one image with different labels, the same image in the training and the 
 values without a class, files without their pair, and the pixels of each class. Columns of numbers (--targets) are checked for
 missing and infinite values; their range, mean and standard deviation are shown. A column of captions is checked for empty,
 repeated and long ones. Videos are read completely, and decoded at their beginning, middle and end. Sounds are decoded
-completely: silent, clipped and cut ones are listed, and copies of the same samples, whatever their format.
+completely: silent, clipped and cut ones are listed, and copies of the same samples, whatever their format. Of remote shards the
+first samples of a few are checked.
 
 examples:
   vitrail check photos
@@ -20,6 +21,7 @@ examples:
   vitrail check scans                          images and masks in scans/images and scans/masks; pixels of each class
   vitrail check photos --near none             only byte-identical copies, no near-duplicates
   vitrail check videos --clip 8x4              videos; those shorter than a clip are reported
+  vitrail check 'https://host/train-{000..015}.tar'   a sample of remote shards; --all reads everything
   vitrail check sounds                         recordings: WAV, FLAC, OGG, MP3, AIFF
 """
 
@@ -87,6 +89,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--examples N", "paths shown per finding [3]", parse_count, default=3)
     parser.add_shared("--workers N", note="one per core", type=parse_count)
     parser.add_shared("--no-cache")
+    parser.add_option("--all", "read remote shards wholly [the first samples of a few of them]")
+    parser.add_shared("--cache-size SIZE")
     near = "bits of 128 that may differ between near-duplicates [12]; none compares bytes only"
     parser.add_option("--near BITS", near, parse_bits, default=12)
     parser.add_option("--tiny N", "smallest accepted side in pixels [8]", parse_count, default=8)
@@ -110,6 +114,7 @@ def run(options: argparse.Namespace) -> int:
         tiny=options.tiny,
         imbalance=options.imbalance,
         clip=options.clip,
+        whole=options.all,
         cache=not options.no_cache,
         workers=options.workers,
         progress=count_progress(),
@@ -273,6 +278,8 @@ def format_verdict(audit: "Audit") -> str:
     if not audit.is_ok:
         return colourise("error", f"{', '.join(counts)}: fix the errors before training.")
     found = ", ".join(counts) or "No findings"
+    if audit.dataset.sampled is not None:
+        return f"{found}: no errors in the sample; --all checks every {audit.media}."
     if (
         not (audit.numbers or audit.captions)
         and len({name for images in audit.dataset.splits.values() for name in images.classes}) < 2

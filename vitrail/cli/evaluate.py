@@ -44,6 +44,7 @@ from vitrail.cli.options import (
 )
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress, count_progress
+from vitrail.data.remote.urls import redact_all
 
 if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import EvaluationResult
@@ -90,7 +91,7 @@ def add_arguments(parser: CommandParser) -> None:
     data.add_shared("--ignore VALUES", note=IGNORE_NOTE)
     data.add_shared("--limit N")
     data.add_shared("--task", default="auto")
-    data.add_shared("--quarantine FILE")
+    data.add_shared("--quarantine FILE", "--cache-size SIZE")
     views = parser.add_group("videos", "the probabilities of all clips and crops of a video are averaged")
     views.add_option("--clips N", "clips of a video, evenly spaced [1, at its centre]", parse_positive)
     views.add_option("--crops M", "crops of each clip, along the longer side of the frames [1]", parse_positive)
@@ -223,7 +224,7 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
         workers=options.workers,
         precision=options.precision or "auto",
         **given_options(options, ["batch_size"]),
-        command=("vitrail", *options.arguments),
+        command=("vitrail", *redact_all(options.arguments)),
         progress=progress,
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitrail.models.base import Model
 
 CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name, name of `vitrail models` (deit-tiny)"
-DATA_HELP = "folder, CSV or Parquet table, tar shards, or dataset name (digits)"
+DATA_HELP = "folder, CSV or Parquet table, tar shards (also https:// and s3://), or dataset name (digits)"
 IGNORE_NOTE = "those that the model's training ignored"  # default of --ignore beside a model
 
 
@@ -74,6 +74,17 @@ def parse_values(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def parse_cache_size(text: str) -> str:
+    """Return a size such as 20GB, checked."""
+    from vitrail.data.remote.settings import parse_bytes
+
+    try:
+        parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def parse_columns(text: str) -> tuple[str, ...]:
     """Return "age,height" as names of columns."""
     names = tuple(part.strip() for part in text.split(","))
@@ -99,6 +110,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--json": ("print the result as JSON", {}),
     "--quiet": ("print errors only", {}),
     "--traceback": ("show the traceback of an error", {}),
+    "--cache-size SIZE": (
+        "disk space for remote files, 500MB or 20GB; 0 keeps none [$VITRAIL_CACHE_SIZE, else 20GB]",
+        {"type": parse_cache_size},
+    ),
     "--no-cache": ("compute everything again and store nothing in the cache", {}),
     "--seed N": ("random seed [0]", {"type": int}),
     "--size N|HxW": ("input size in pixels [the model's]; position embeddings are resampled", {"type": parse_size}),

@@ -72,7 +72,7 @@ PANOPTIC_OPTIONS = ("stuff", "score_threshold", "mask_threshold", "overlap_thres
 MASK_OPTIONS = ("overlays", "inference", "flip", "panoptic", *PANOPTIC_OPTIONS)
 PATHS_HELP = (
     "files, folders (recursive), patterns ('*.jpg', '**/*.png', 'part-{00..09}.tar'), lists of paths (CSV, TSV, JSON "
-    "lines, Parquet), tar shards, Parquet with embedded images"
+    "lines, Parquet), tar shards, Parquet with embedded images, both also at https:// and s3://"
 )
 
 
@@ -110,7 +110,7 @@ def add_output_options(parser: CommandParser, formats: str) -> None:
     parser.add_option("--resume", "continue an interrupted run")
     parser.add_option("--force", "start again and replace FILE when the new one is complete")
     parser.add_option("--limit N", "maximum number of images, from the first [all]", int)
-    parser.add_shared("--json")
+    parser.add_shared("--cache-size SIZE", "--json")
     parser.add_compute_options()
 
 

@@ -36,7 +36,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--collapse", "action when the features collapse [stop]", choices=("stop", "warn"))
     data = parser.add_group("data")
     data.add_shared("--fractions A,B,C", note="0.9,0.1,0")
-    data.add_shared("--label-from REGEX", "--names FILE", "--quarantine FILE")
+    data.add_shared("--label-from REGEX", "--names FILE", "--quarantine FILE", "--cache-size SIZE")
     add_machine_options(parser)
 
 

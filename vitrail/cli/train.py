@@ -34,6 +34,7 @@ from typing import Any
 
 from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result, refuse_options
 from vitrail.cli.text.training import TrainingDisplay, format_outcome, format_rounds
+from vitrail.data.remote.urls import has_credentials
 from vitrail.models.sizes import DECODER_NAMES
 from vitrail.training.recipes import CONTRASTIVE_OBJECTIVES, DISTILLATION_METHODS
 
@@ -130,6 +131,7 @@ def add_data_options(group: OptionGroup) -> None:
     group.add_shared("--quarantine FILE")
     group.add_option("--per-class N", "maximum training images per class, at random [all]", int)
     group.add_option("--per-class-seed SEED", "seed of the random selection of --per-class [0]", int)
+    group.add_shared("--cache-size SIZE")
 
 
 def add_machine_options(parser: CommandParser) -> None:
@@ -215,6 +217,8 @@ def run_self_training(options: argparse.Namespace) -> int:
 def check_run_options(options: argparse.Namespace) -> None:
     """Raise if --resume comes with an option that only a new run takes, or a data option comes without DATA."""
     extra = given_options(options, (*NEW_RUN_OPTIONS, *RECIPE_OPTIONS))
+    if options.resume and has_credentials(options.data):  # not stored in the run
+        extra.pop("data")
     if options.resume and extra:
         raise ValueError(f"--resume continues a run with its own settings: leave out {first_flag(extra)}")
     if options.accept_changes and not options.resume:
@@ -249,7 +253,9 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
     try:
         if options.resume:
             accept = options.accept_changes
-            directory, summary = resume(options.resume, changes=machine, accept_changes=accept, **connected)
+            directory, summary = resume(
+                options.resume, data=options.data, changes=machine, accept_changes=accept, **connected
+            )
         else:
             directory, summary = start(
                 options.data and Data(options.data, **data_fields(options)),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from vitrail.data.remote.urls import is_remote
+
 if TYPE_CHECKING:
     from vitrail.data.sound import Sound
     from vitrail.data.video import Video
@@ -154,7 +156,9 @@ class Images:
         return self.store.name(int(self.items[index]))
 
     def absolute_name(self, index: int) -> str:
-        """Return the name as an absolute path with symbolic links to folders resolved."""
+        """Return the name as an absolute path with symbolic links to folders resolved; an address as it is."""
+        if is_remote(self.name(index)):
+            return self.name(index)
         folder, name = os.path.split(self.name(index))
         return os.path.join(resolve_folder(os.path.join(os.getcwd(), folder)), name)
 
@@ -214,6 +218,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # how the data was read, for the user: "split by content: 80 % train …"
     skipped: tuple[tuple[str, str], ...] = ()  # (path, reason) of everything ignored
     fingerprint: str | None = None  # hash of the content of a Python object, by which it is recognised
+    sampled: tuple[int, int] | None = None  # shards that were read, and all; None if all were
 
     def __getitem__(self, split: str) -> Images:
         return self.splits[split]

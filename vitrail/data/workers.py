@@ -18,6 +18,7 @@ from vitrail.data import decode
 from vitrail.data.dataset import Images
 from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, name_image_errors, start_decoding
 from vitrail.data.preprocessing import ImageSize, Preprocessing
+from vitrail.data.remote.urls import RemoteError
 from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, check_pipeline_media, convert_channels, match_masks
@@ -226,7 +227,14 @@ class BatchPreparer:
             torch.set_num_threads(threads)
 
     def make_batch(self, request: BatchRequest) -> PreparedBatch:
-        """Prepare the batch of a request."""
+        """Prepare the batch of a request. A network that fails is no unreadable image, which another one replaces."""
+        try:
+            return self._make_batch(request)
+        except RemoteError as error:
+            empty = torch.empty((0, *self.shape), dtype=self.pipeline.dtype)
+            return PreparedBatch(empty, request.draws[:0], failure=str(error))
+
+    def _make_batch(self, request: BatchRequest) -> PreparedBatch:
         pipeline, indices = self.pipeline, request.draws % self.count
         epoch = request.epoch or 0
         rng = BatchRandom(self.seed, epoch, request.draws)

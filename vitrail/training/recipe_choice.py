@@ -12,6 +12,7 @@ from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.clip import parse_clip
 from vitrail.data.dataset import Media
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.remote.urls import has_credentials, redact
 from vitrail.data.sources.objects import describe_object
 from vitrail.data.transforms.augment import AugmentSlot
 from vitrail.data.transforms.pipeline import CROP_TYPES
@@ -212,7 +213,7 @@ def read_given(recipe: str | os.PathLike[str] | Recipe | None) -> Recipe | None:
 
 
 def find_data(data: Any, given: Recipe | None, fields: Mapping[str, Any]) -> tuple[Data, Any]:
-    """Return the data of a run with the fields that are not None, and the Python object if it is one.
+    """Return the data of a run with the fields that are not None, and what is not recorded: a Python object, an address.
 
     Without data, it is that of the recipe.
     """
@@ -221,9 +222,11 @@ def find_data(data: Any, given: Recipe | None, fields: Mapping[str, Any]) -> tup
     is_named = data is None or isinstance(data, Data | str | os.PathLike)
     where: Any = (data if given is None or data is not None else given.data) if is_named else describe_object(data)
     found = where if isinstance(where, Data) else Data(os.fspath(where))
+    address = found.where if has_credentials(found.where) else None  # read with its credentials, recorded without
+    found = replace(found, where=redact(found.where))
     return replace(
         found, **{name: value for name, value in fields.items() if value is not None}
-    ), None if is_named else data
+    ), address if is_named else data
 
 
 def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe: Recipe | None) -> Teacher | None:

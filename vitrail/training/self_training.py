@@ -21,6 +21,7 @@ from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import drop_placeholder_labels
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.remote.urls import refuse_credentials
 from vitrail.data.sources.splits import UNLABELLED
 from vitrail.inference import TorchRuntime, probabilities, run_batches
 from vitrail.metrics.intervals import wilson_interval
@@ -96,6 +97,7 @@ def self_train(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("self-training runs in one process: use torchrun with the recipe.json of a round")
     given = Data(os.fspath(data)) if isinstance(data, str | os.PathLike) else data
+    refuse_credentials(given.where, unlabelled)
     if given.task not in ("auto", "single") or given.targets:
         raise ValueError("self-training needs one class per image: leave out task= and targets=")
     plan = Plan(

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from vitrail.data.clip import Clip, describe_samples
 from vitrail.data.dataset import Images
+from vitrail.data.remote.urls import RemoteError, is_redacted, redact
 from vitrail.data.sources.file_names import preview_labels
 from vitrail.data.sources.objects import PREFIX
 from vitrail.data.transforms.user import bind_transforms, list_functions
@@ -354,7 +355,12 @@ def resume_run(
     recipe = read_recipe(directory / "recipe.json")
     changes = check_recipe(directory, recipe, accept_changes)
     check_labels(recipe)
-    if (source is None) == recipe.data.where.startswith(PREFIX):
+    if is_redacted(recipe.data.where):
+        if source is None or redact(source) != recipe.data.where:
+            raise ValueError(
+                f"{directory} was started on {recipe.data.where}: give this DATA again, with its credentials"
+            )
+    elif (source is None) == recipe.data.where.startswith(PREFIX):
         started = f"{directory} was started on {recipe.data.where}"
         needs = "give the same Python object, vitrail.resume(RUN, data=OBJECT)" if source is None else "leave out data"
         raise ValueError(f"{started}: {needs}")
@@ -393,7 +399,7 @@ def prepare_on_all(team: Team, data: Data, progress: ProgressCallback | None, so
     if team.is_main:
         try:
             prepared = prepare_data(data, progress, source=source)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RemoteError) as error:
             problem = error
     failed = team.broadcast_object(problem is not None)
     if problem is not None:
@@ -470,6 +476,9 @@ def check_sampling(data: Data, task: Task) -> None:
 def choose_directory(where: str, kind: str) -> Path:
     """Return a run directory that does not exist yet, such as runs/photos-finetune-1."""
     name = Path(where).resolve().name if Path(where).exists() else where.removeprefix(PREFIX)
+    if "://" in name:  # the name of the shards, or of their folder
+        path = re.sub(r"[?,].*", "", name.partition("://")[2])
+        name = re.sub(r"[\d{}*.-]*(\.\w+)?$", "", path).rstrip("/").rpartition("/")[2]
     data = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
     number = 1
     while (directory := Path("runs") / f"{data}-{kind}-{number}").exists():

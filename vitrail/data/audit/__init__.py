@@ -102,7 +102,8 @@ class Audit:
     def __str__(self) -> str:
         parts = ", ".join(f"{len(images):,} {split}" for split, images in self.dataset.splits.items())
         lines = [f"{self.dataset.source}: {parts}", *self.dataset.notes, *self.format_summary()]
-        return "\n".join([*lines, "ready to train" if self.is_ok else "fix the errors before training"])
+        verdict = "ready to train" if self.dataset.sampled is None else "no errors in the sample"
+        return "\n".join([*lines, verdict if self.is_ok else "fix the errors before training"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as JSON values."""
@@ -122,6 +123,11 @@ class Audit:
             "kind": self.dataset.kind,
             "ok": self.is_ok,
             "images": sum(map(len, splits.values())),
+            **(
+                {"sampled": dict(zip(("shards", "of"), self.dataset.sampled, strict=True))}
+                if self.dataset.sampled
+                else {}
+            ),
             **({} if self.captions else {"targets": list(names)} if self.numbers else {"classes": list(names)}),
             "splits": counts,
             "notes": list(self.dataset.notes),
@@ -157,9 +163,11 @@ def audit_dataset(
     findings += find_sound_problems(scans)
     for split, scan in mask_scans.items():
         findings += find_mask_problems(split, scan)
-    findings += [*find_absent_classes(mask_scans), *find_number_problems(dataset, scans), *find_caption_problems(scans)]
+    findings += [*find_number_problems(dataset, scans), *find_caption_problems(scans)]
+    if dataset.sampled is None:  # in a sample, classes may be absent by chance
+        findings += [*find_absent_classes(mask_scans), *checks.find_class_problems(dataset, scans, max_imbalance)]
     numbers = {split: summarise_numbers(images) for split, images in dataset.splits.items()}
-    findings += [*checks.find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
+    findings += find_repeats(scans, max_hash_distance)
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
     findings.sort(key=lambda finding: (checks.SEVERITIES.index(finding.severity), order[finding.kind]))
     numbers = numbers if any(numbers.values()) else {}
@@ -184,6 +192,7 @@ def check(
     tiny: int = checks.MIN_SIDE,
     imbalance: float = checks.MAX_IMBALANCE,
     clip: Clip | None = None,
+    whole: bool = False,
     cache: bool = True,
     workers: int | None = None,
     progress: ProgressCallback | None = None,
@@ -193,10 +202,11 @@ def check(
     `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from`, `names`, `ignore` and
     `targets` are those of `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None:
     identical bytes only), `tiny` the smallest side in pixels, `imbalance` the ratio of class sizes, above which they are
-    reported. `clip` is the clip of the model that videos are for. `workers` is the number of processes (default: all cores).
+    reported. `clip` is the clip of the model that videos are for. Of remote shards a sample is checked: the first samples of a
+    few; with `whole`, everything is read. `workers` is the number of processes (default: all cores).
     """
     labels = {"label_from": label_from, "names": names, "ignore": ignore, "targets": targets}
-    dataset = load_dataset(data, fractions=fractions, progress=progress, **labels)
+    dataset = load_dataset(data, fractions=fractions, progress=progress, sample=not whole, **labels)
     return audit_dataset(
         dataset,
         cache=cache,

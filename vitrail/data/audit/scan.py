@@ -22,6 +22,7 @@ import numpy as np
 
 from vitrail.data.audit.image import THUMB_SIDE, ImageInspection, inspect_image
 from vitrail.data.dataset import Dataset, Images, MaskStore, Store
+from vitrail.data.remote.urls import RemoteError
 from vitrail.utils.devices import count_cores
 from vitrail.utils.files import cache_directory
 from vitrail.utils.progress import ProgressCallback
@@ -351,6 +352,8 @@ def inspect_in_parallel(
                     else:
                         retries.extend((crashed[0], [index]) for index in crashed[1])
                 else:
+                    if isinstance(results, RemoteError):
+                        raise results
                     yield worker.tasks.popleft(), results
     finally:
         for worker in pool:
@@ -396,7 +399,12 @@ def _run_worker(pipe: Connection, parent_pipe: Connection, splits: list[Images],
         os.dup2(null.fileno(), 2)  # silences C libraries; their errors are in the inspections
     try:
         while True:
-            pipe.send(_inspect_task(splits, pipe.recv(), inspect))
+            task = pipe.recv()
+            try:
+                results: Any = _inspect_task(splits, task, inspect)
+            except RemoteError as error:  # no defect of an image
+                results = error
+            pipe.send(results)
     except (EOFError, OSError):
         return
 

@@ -11,6 +11,9 @@ import numpy as np
 
 from vitrail.data.class_names import rename_classes
 from vitrail.data.dataset import Dataset, Images
+from vitrail.data.remote import shards
+from vitrail.data.remote.file import RemoteFile
+from vitrail.data.remote.urls import is_remote, parse_split_sources, redact
 from vitrail.data.sources import (
     coco,
     downloads,
@@ -86,8 +89,12 @@ def load_dataset(
     ignore: int | Sequence[int] | None = None,
     default_ignore: Sequence[int] = (),
     targets: str | Sequence[str] | None = None,
+    sample: bool = False,
 ) -> Dataset:
-    """Load images with labels, masks or numbers: a name, a folder, a file, a pattern, hf://datasets/owner/name, a Python object.
+    """Load images with labels, masks or numbers: a name, a folder, a file, a pattern, an address, a Python object.
+
+    Addresses are hf://datasets/owner/name, and those of tar shards and Parquet files, http(s):// and s3://. Of these, `sample`
+    reads a part only: the first samples of a few shards.
 
     Objects are datasets of samples (`vitrail.data.dataset.Samples`, PyTorch's for example), lists of (image, label), a tuple
     (images, labels) of arrays, frames of pandas or Polars, Hugging Face datasets, and dictionaries of splits.
@@ -113,6 +120,7 @@ def load_dataset(
         ignore=values,
         default_ignore=tuple(default_ignore),
         targets=numbers,
+        sample=sample,
     )
     dataset = read_source(source, options)
     if numbers and any(images.target_kind != "numbers" for images in dataset.splits.values()):
@@ -127,7 +135,7 @@ def load_dataset(
         raise ValueError(f"ignore= is for masks: {dataset.source} has none")
     if multi_label is True and not all(images.is_multi_label for images in dataset.splits.values()):
         dataset = replace(dataset, splits={name: to_one_hot(images) for name, images in dataset.splits.items()})
-    dataset = replace(dataset, source=os.fspath(source)) if isinstance(source, str | os.PathLike) else dataset
+    dataset = replace(dataset, source=redact(os.fspath(source))) if isinstance(source, str | os.PathLike) else dataset
     return dataset if names is None else rename_classes(dataset, names)
 
 
@@ -153,6 +161,8 @@ def parse_ignored_values(ignore: int | Sequence[int] | None) -> tuple[int, ...] 
 
 def read_source(source: Any, options: parts.ReadOptions) -> Dataset:
     """Load a path, a name or a Python object."""
+    if isinstance(source, list | tuple) and source and all(map(is_remote, source)):
+        source = ",".join(source)
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         return detect_dataset(path, options) if options.label_from is None else read_named_files(path, options)
@@ -166,10 +176,17 @@ def read_source(source: Any, options: parts.ReadOptions) -> Dataset:
 
 
 def resolve_source(source: str) -> str | None:
-    """Return a source with an absolute path; None for a name or a missing file."""
+    """Return a source with an absolute path; an address without its credentials; None for a name or a missing file."""
     path = os.path.expanduser(source)
+    if is_remote(source):
+        return redact(source)
     if os.path.exists(path):
         return os.path.realpath(path)
+    if splits := parse_split_sources(source):
+        resolved = [(name, resolve_source(part)) for name, part in splits.items()]
+        return (
+            None if any(path is None for _, path in resolved) else ",".join(f"{name}={path}" for name, path in resolved)
+        )
     prefix, colon, folder = source.partition(":")
     prefixes = (layouts.CLASSES_PREFIX, layouts.FRAMES_PREFIX, mask_folders.MASKS_PREFIX)
     if colon and (vtab.parse_source(source) or source.startswith(prefixes)):
@@ -185,6 +202,8 @@ def read_named_files(source: str, options: parts.ReadOptions) -> Dataset:
         if options.needs_labels:
             layouts.check_names_layout(path)
         return read_file_names(source, path, None, options)
+    if is_remote(source) or parse_split_sources(source):
+        raise ValueError(f"label_from= is for files: {redact(source)} has labels of its own")
     if not is_pattern(path):
         raise ValueError(f"label_from= needs a folder of images, or a pattern such as 'photos/*.jpg', got {source}")
     fixed = path[: next(i for i, letter in enumerate(path) if letter in "*?[{")]
@@ -200,6 +219,10 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         return replace(dataset, notes=(*dataset.notes, note)) if source in downloads.DATASET_NAMES else dataset
     if os.path.isfile(path):
         return read_files(source, [path], options)
+    if is_remote(source):
+        return read_shards(redact(source), shards.find_shards(source, expand_braces, options.progress), options)
+    if splits := parse_split_sources(source):
+        return read_split_sources(redact(source), splits, options)
     if source.startswith(tables.HUB_PREFIX):
         return tables.read_hub(source, options, read_source)
     if source.startswith(objects.PREFIX):
@@ -230,6 +253,44 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
     raise FileNotFoundError(downloads.format_unknown_source(source))
 
 
+def read_shards(source: str, files: Sequence[str], options: parts.ReadOptions) -> Dataset:
+    """Read shards of which some may be remote; of remote ones, a sample if that is asked for."""
+    sample = shards.sample_shards(files, [manifest.split_from_path(file) for file in files]) if options.sample else None
+    if sample is None:
+        dataset = read_files(source, files, options)
+    else:
+        dataset = read_files(source, sample.shards, replace(options, sampled_rows=shards.SAMPLES_PER_SHARD))
+        store = next(iter(dataset.splits.values())).store
+        if len(sample.shards) < sample.of or not is_whole(store):
+            note = sample.describe(sum(map(len, dataset.splits.values())))
+            dataset = replace(dataset, sampled=(len(sample.shards), sample.of), notes=(note, *dataset.notes))
+    if any(isinstance(file, RemoteFile) and not file.version.ranges for file in files):
+        note = "the server sends whole files only (no Range): every shard is downloaded before it is read"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
+    return dataset
+
+
+def is_whole(store: Any) -> bool:
+    """Return True if a sample has all samples of its shards."""
+    if isinstance(store, tar.TarStore):
+        return not len(store) or int(np.bincount(store.shard).max()) < shards.SAMPLES_PER_SHARD
+    return len(store) == sum(parquet.open_table(file).metadata.num_rows for file in store.files)
+
+
+def read_split_sources(source: str, sources: dict[str, str], options: parts.ReadOptions) -> Dataset:
+    """Read the splits of train=DATA,validation=DATA."""
+    found: list[Dataset] = []
+
+    def read(part: Any, part_options: parts.ReadOptions) -> Dataset:
+        found.append(read_source(part, part_options))
+        return found[-1]
+
+    dataset = objects.read_splits(source, sources, options, read)
+    sampled = [part.sampled for part in found if part.sampled is not None]
+    counts = (sum(read for read, _ in sampled), sum(of for _, of in sampled)) if sampled else None
+    return replace(dataset, kind=found[0].kind, fingerprint=None, sampled=counts)
+
+
 def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
     """Load a folder by its contents."""
     names = sorted(os.listdir(folder))
@@ -244,9 +305,9 @@ def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
     if options.targets:
         raise refuse_targets(folder)
     # A tar file beside folders is usually the archive they were unpacked from; shards have no class folders beside them.
-    shards = find_shards(folder, names, ".tar")
-    if shards and not has_class_folders(folder, names, shards):
-        return read_files(folder, shards, options)
+    archives = find_shards(folder, names, ".tar")
+    if archives and not has_class_folders(folder, names, archives):
+        return read_files(folder, archives, options)
     if not layouts.find_published(folder):
         root, pairs = mask_folders.find_mask_folders(folder)
         if pairs:
@@ -313,6 +374,13 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
             return read_cifar(files[0], options)
         case "idx":
             raise ValueError(f"{files[0]} is one of four IDX files: give their folder")
+        case "txt":
+            listed = [
+                shard
+                for file in files
+                for shard in shards.read_local_list(file, expand_pattern, expand_braces, options.progress)
+            ]
+            return read_shards(source, listed, options)
         case "csv" | "jsonl" | "archive":
             raise ValueError(f"{source} matches {len(files)} files: give one of them")
     if command := layouts.unpack_command(files[0]):

@@ -20,6 +20,7 @@ import numpy as np
 from vitrail.data.class_names import HINTS, find_duplicates, is_index
 from vitrail.data.dataset import IGNORED, MAX_MASK_CLASSES
 from vitrail.data.labels import normalise_class_name
+from vitrail.data.remote.file import open_binary
 from vitrail.utils.colours import Colour, format_colour, is_colour, parse_colour
 
 CLASS_FILES = ("classes.txt", "classes.json", "labelmap.txt", "class_dict.csv")
@@ -146,7 +147,7 @@ def find_class_file(folders: Sequence[str]) -> str | None:
 
 def read_class_file(path: str, ignore: Sequence[int]) -> MaskClasses:
     """Read a file that names the classes of masks."""
-    with open(path, "rb") as file:
+    with open_binary(path) as file:
         data = file.read()
     try:
         text = data.decode("utf-8-sig")

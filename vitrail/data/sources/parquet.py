@@ -12,13 +12,14 @@ import numpy as np
 
 from vitrail.data.dataset import Dataset, Media
 from vitrail.data.decode import open_image
+from vitrail.data.remote.file import RemoteFile, find_beside, read_stamp
 from vitrail.data.sound import SoundFile
 from vitrail.data.sources import manifest
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.captions import CAPTION_COLUMNS, CaptionRows, build_caption_dataset
 from vitrail.data.sources.files import import_decoder, printable_path
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
-from vitrail.data.sources.mask_classes import find_class_file
+from vitrail.data.sources.mask_classes import CLASS_FILES, find_class_file
 from vitrail.data.sources.masks import EncodedMasks, build_mask_dataset, find_classes
 from vitrail.data.sources.numbers import NumberRows, build_number_dataset, find_target_columns
 from vitrail.data.video import is_video_data
@@ -89,7 +90,7 @@ class ParquetStore:
         _, file, number = self.groups[group].tolist()
         path = self.files[file]
         try:
-            with import_parquet().ParquetFile(path, memory_map=True) as table:
+            with open_source(path) as table:
                 return table.read_row_group(number, columns=[self.column], use_threads=False).column(self.column)
         except (ValueError, OSError) as error:
             reason = format_first_line(error)
@@ -105,8 +106,7 @@ class ParquetStore:
         return open_image(io.BytesIO(self.data(item)), self.name(item))
 
     def stamp(self, item: int) -> tuple[int, int] | None:
-        status = os.stat(self.files[self.groups[self.find_group(item), 1]])
-        return status.st_size, status.st_mtime_ns
+        return read_stamp(self.files[self.groups[self.find_group(item), 1]])
 
 
 def format_first_line(error: Exception) -> str:
@@ -136,6 +136,8 @@ def read_parquet(source: str, files: Sequence[str], options: parts.ReadOptions) 
         raise ValueError(
             f"{files[0]} has no column of images or videos, and none of path and label columns, got {columns}"
         )
+    if isinstance(files[0], RemoteFile):
+        raise ValueError(f"{files[0]} lists paths: over the network, tables must have the images in them")
     if len(files) > 1:
         raise ValueError(f"{source} has several manifests, {files[0]} and {files[1]}: give one of them")
     if caption is not None:
@@ -154,10 +156,26 @@ def find_caption_column(path: str, schema: Any, options: parts.ReadOptions) -> s
     return None if found is None else schema.names[found]
 
 
+def open_source(path: str) -> Any:
+    """Open a local or a remote Parquet file."""
+    remote = isinstance(path, RemoteFile)
+    return import_parquet().ParquetFile(path.open() if remote else path, memory_map=not remote)
+
+
+def count_groups(table: Any, options: parts.ReadOptions) -> int:
+    """Return the number of row groups to read: all, or of a sample those with the first rows."""
+    groups, rows = table.num_row_groups, 0
+    for group in range(groups):
+        if options.sampled_rows is not None and rows >= options.sampled_rows:
+            return group
+        rows += table.metadata.row_group(group).num_rows
+    return groups
+
+
 def open_table(path: str) -> Any:
     """Open a Parquet file and read its footer."""
     try:
-        return import_parquet().ParquetFile(path, memory_map=True)
+        return open_source(path)
     except (ValueError, OSError) as error:
         if isinstance(error, FileNotFoundError) or "vitrail[parquet]" in str(error):
             raise
@@ -223,11 +241,12 @@ def read_embedded_masks(
     source: str, files: Sequence[str], column: str, mask_column: str, options: parts.ReadOptions
 ) -> Dataset:
     """Read tables with embedded images and masks; a class file is looked for beside the first table, or the folder `data`."""
-    starts, splits, _ = read_groups(files, (column, mask_column), ())
+    starts, splits, _ = read_groups(files, (column, mask_column), (), options)
     images, masks = (ParquetStore(files, name, starts, len(splits)) for name in (column, mask_column))
     items = np.arange(len(splits))
     first = os.path.dirname(files[0])
     class_file = find_class_file([first, *([os.path.dirname(first)] if os.path.basename(first) == "data" else [])])
+    class_file = class_file or find_beside(files[:1], CLASS_FILES)
     classes = find_classes(class_file, masks, items, source, options)
     pairs = EncodedMasks(masks, items, images, items, classes)
     shards = np.searchsorted(starts[:, 0], items, side="right") - 1
@@ -235,7 +254,7 @@ def read_embedded_masks(
 
 
 def read_groups(
-    files: Sequence[str], required: Sequence[str], read: Sequence[str]
+    files: Sequence[str], required: Sequence[str], read: Sequence[str], options: parts.ReadOptions
 ) -> tuple[np.ndarray, list[str | None], list[dict[str, Any]]]:
     """Return the row groups of tables [g, 3], the split of every row, and the cells of the columns in `read` of every row."""
     groups: list[tuple[int, int, int]] = []
@@ -247,7 +266,7 @@ def read_groups(
             if missing := [name for name in required if name not in names]:
                 raise ValueError(f"{path} has no column {missing[0]}, unlike {files[0]}: got {', '.join(names)}")
             split_column = manifest.find_column(names, manifest.SPLIT_COLUMNS)
-            for group in range(table.num_row_groups):
+            for group in range(count_groups(table, options)):
                 groups.append((len(splits), number, group))
                 if split_column is None:
                     splits += [split_from_path(path)] * table.metadata.row_group(group).num_rows
@@ -256,6 +275,8 @@ def read_groups(
                     splits += [manifest.parse_split(str(cell), path) for cell in named.to_pylist()]
                 if read:
                     cells += table.read_row_group(group, columns=list(read), use_threads=False).to_pylist()
+        if options.progress:
+            options.progress("reading tables", number + 1, len(files))
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     return starts[np.diff(starts[:, 0], append=len(splits)) > 0], splits, cells  # row groups may be empty
 
@@ -266,7 +287,7 @@ def read_embedded_numbers(
     """Read tables with embedded images or videos and columns of numbers."""
     targets = options.targets or ()
     find_target_columns(open_table(files[0]).schema_arrow.names, targets, source)
-    starts, splits, cells = read_groups(files, (column, *targets), targets)
+    starts, splits, cells = read_groups(files, (column, *targets), targets, options)
     store, rows = ParquetStore(files, column, starts, len(splits), media), NumberRows(targets)
     for row, values in enumerate(cells):
         rows.add(row, [values[name] for name in targets], store.name(row))
@@ -278,7 +299,7 @@ def read_embedded_captions(
     source: str, files: Sequence[str], column: str, caption: str, options: parts.ReadOptions
 ) -> Dataset:
     """Read tables with embedded images and a column of captions, or of lists of captions of the same image."""
-    starts, splits, cells = read_groups(files, (column, caption), (caption,))
+    starts, splits, cells = read_groups(files, (column, caption), (caption,), options)
     store, rows, items = ParquetStore(files, column, starts, len(splits)), CaptionRows(), []
     for item, values in enumerate(cells):
         texts = values[caption]
@@ -308,7 +329,7 @@ def read_embedded(source: str, files: Sequence[str], column: str, media: Media, 
             if number and names != order:
                 raise ValueError(f"{path} has other class names than {files[0]}: read them separately")
             order = names
-            for group in range(table.num_row_groups):
+            for group in range(count_groups(table, options)):
                 groups.append((len(labels), number, group))
                 if label_name:
                     values = table.read_row_group(group, columns=[label_name], use_threads=False).column(0)
@@ -316,6 +337,8 @@ def read_embedded(source: str, files: Sequence[str], column: str, media: Media, 
                 else:
                     labels += [parts.UNLABELLED_CLASS] * table.metadata.row_group(group).num_rows
             splits += [split_from_path(path)] * (len(labels) - len(splits))
+        if options.progress:
+            options.progress("reading tables", number + 1, len(files))
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     starts = starts[np.diff(starts[:, 0], append=len(labels)) > 0]  # row groups may be empty
     store = ParquetStore(files, column, starts, len(labels), media)

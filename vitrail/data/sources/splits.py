@@ -42,6 +42,8 @@ class ReadOptions:
     ignore: tuple[int, ...] | None = None  # stored values of masks that neither train nor count
     default_ignore: tuple[int, ...] = ()  # in place of `ignore`, if that is None and the data has masks
     targets: tuple[str, ...] | None = None  # columns of numbers to learn, in place of labels
+    sample: bool = False  # read a part of remote shards only
+    sampled_rows: int | None = None  # of each shard, where a part is read
 
     @property
     def ignored(self) -> tuple[int, ...]:

@@ -10,8 +10,10 @@ import io
 import json
 import os
 import tarfile
+import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -20,11 +22,13 @@ import numpy as np
 from vitrail.data.dataset import Dataset, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image
 from vitrail.data.labels import normalise_class_name
+from vitrail.data.remote.file import RemoteFile, find_beside, open_binary, read_range, read_stamp
+from vitrail.data.remote.index import HeaderReader, TarMember, list_members
 from vitrail.data.sound import SOUND_SUFFIXES, SoundFile
 from vitrail.data.sources import splits
 from vitrail.data.sources.files import BLOCK_BYTES, import_decoder, printable_path, refuse_mixed
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
-from vitrail.data.sources.mask_classes import find_class_file
+from vitrail.data.sources.mask_classes import CLASS_FILES, find_class_file
 from vitrail.data.sources.masks import (
     SKIP_NO_MASK,
     EncodedMasks,
@@ -37,9 +41,12 @@ from vitrail.data.video import VIDEO_SUFFIXES
 
 NO_LABEL = ""
 CLASS_FILE_NAMES = ("classes.txt", "labels.txt", "classnames.txt")
+LABEL_KINDS = ("cls", "json")  # suffixes after the key
 LABEL_KEYS = ("label", "labels", "class", "cls", "target", "category", "class_name")
 UNPACK_COMMANDS = {b"\x1f\x8b": "gzip -d", b"BZ": "bzip2 -d", b"\xfd7": "xz -d", b"(\xb5": "zstd -d"}
 MAX_LABEL_BYTES = 2**20
+SHARDS_AT_A_TIME = 4  # remote ones, whose headers are read
+REPORTED_BYTES = 4 * 10**6  # between calls of a progress callback
 MASK_KINDS = ("mask", "seg", "segmentation", "label", "labels", "gt", "annotation")  # before the suffix of a mask
 
 
@@ -68,9 +75,7 @@ class TarStore:
         return f"{printable_path(self.shards[self.shard[item]])}:{member}"
 
     def data(self, item: int) -> bytes:
-        # Opening the shard for each image takes microseconds, and no handle is shared by threads or processes.
-        with open(self.shards[self.shard[item]], "rb", buffering=0) as file:
-            data = os.pread(file.fileno(), self.size[item], self.offset[item])
+        data = read_range(self.shards[self.shard[item]], self.offset[item], self.size[item])
         if len(data) != self.size[item]:
             raise OSError(f"{self.name(item)}: the shard is shorter than when it was listed")
         return data
@@ -81,7 +86,10 @@ class TarStore:
 
             return VideoFile(lambda: self.open_member(item), self.name(item), self.stamp(item))
         if self.media == "sound":
-            return SoundFile(self.open_member(item), self.name(item))
+            remote = isinstance(
+                self.shards[self.shard[item]], RemoteFile
+            )  # its errors would not pass through the C library
+            return SoundFile(io.BytesIO(self.data(item)) if remote else self.open_member(item), self.name(item))
         return open_image(io.BytesIO(self.data(item)), self.name(item))
 
     def open_member(self, item: int) -> BinaryIO:
@@ -99,7 +107,7 @@ class TarStore:
             raise OSError(f"{self.name(item)}: the shard is shorter than when it was listed")
 
     def stamp(self, item: int) -> tuple[int, int] | None:
-        return self.size[item], os.stat(self.shards[self.shard[item]]).st_mtime_ns
+        return self.size[item], read_stamp(self.shards[self.shard[item]])[1]
 
 
 class FileWindow(io.RawIOBase):
@@ -133,7 +141,9 @@ class FileWindow(io.RawIOBase):
 
 
 def open_window(path: str, offset: int, size: int) -> BinaryIO:
-    """Open a part of a file."""
+    """Open a part of a local or a remote file."""
+    if isinstance(path, RemoteFile):
+        return path.open(offset, size)
     return io.BufferedReader(FileWindow(path, offset, size))
 
 
@@ -181,8 +191,8 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
     skipped, unlabelled = [], ""  # the reason why the first sample without a label has none
     shared: dict[Label, Label] = {}  # equal labels share one object
     names: dict[Media, str] = {}  # the first image, the first video and the first sound
-    for number, shard in enumerate(shards):
-        for key, sample in read_samples(shard).items():
+    for number, (shard, samples) in enumerate(zip(shards, iter_samples(shards, options), strict=True)):
+        for key, sample in samples.items():
             if sample.image is None:
                 skipped.append((f"{printable_path(shard)}:{key}", "a sample without an image"))
                 continue
@@ -199,8 +209,6 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
             mask_items.append(-1 if sample.mask is None else len(masks))
             if sample.mask is not None:
                 masks.add(number, *sample.mask)
-        if options.progress:
-            options.progress("listing shards", number + 1, len(shards))
     for media in names:
         import_decoder(media)
         images.media = media
@@ -234,7 +242,8 @@ def read_mask_shards(
     without = [(images.name(item), SKIP_NO_MASK) for item in np.flatnonzero(mask_items < 0).tolist()]
     kept = np.flatnonzero(mask_items >= 0)
     folders = list(dict.fromkeys(os.path.dirname(shard) for shard in images.shards))
-    classes = find_classes(find_class_file(folders), masks, mask_items[kept], source, options)
+    class_file = find_class_file(folders) or find_beside(images.shards, CLASS_FILES)
+    classes = find_classes(class_file, masks, mask_items[kept], source, options)
     return build_mask_dataset(
         source,
         "tar",
@@ -250,39 +259,107 @@ def read_mask_shards(
     )
 
 
-def read_samples(shard: str) -> dict[str, TarSample]:
-    """Return the samples of one shard by key: headers of the images, contents of the labels."""
+def iter_samples(shards: Sequence[str], options: splits.ReadOptions) -> Iterator[dict[str, TarSample]]:
+    """Yield the samples of each shard by key; of remote shards, several are read at a time."""
+    remote = [shard for shard in shards if isinstance(shard, RemoteFile)]
+    if len(remote) < len(shards) or len(shards) < 2 or options.sampled_rows is not None:
+        for number, shard in enumerate(shards):
+            yield read_samples(shard, options.sampled_rows)
+            if options.progress:
+                options.progress("listing shards", number + 1, len(shards))
+        return
+    total, done = sum(shard.size for shard in remote), [0] * len(remote)
+    lock, stopped = threading.Lock(), threading.Event()
+
+    def read(number: int) -> dict[str, TarSample]:
+        def report(position: int) -> None:
+            if stopped.is_set():  # by Ctrl-C, or an error of another shard
+                raise InterruptedError(f"{remote[number]} was not read to its end")
+            with lock:
+                done[number] = position
+                if options.progress:
+                    options.progress("reading shards, MB", sum(done) // 10**6, total // 10**6)
+
+        samples = read_samples(remote[number], report=report)
+        report(remote[number].size)
+        return samples
+
+    pool = ThreadPoolExecutor(SHARDS_AT_A_TIME)
+    try:
+        yield from pool.map(read, range(len(remote)))
+    finally:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def read_samples(
+    shard: str, limit: int | None = None, report: Callable[[int], None] | None = None
+) -> dict[str, TarSample]:
+    """Return the samples of one shard by key, or the first of them: headers of the images, contents of the labels.
+
+    `report` is called with the position in the shard, after every few megabytes.
+    """
     samples: dict[str, TarSample] = {}
-    for member, file in iter_members(shard):
-        add_member(samples, member, file, shard)
+    reported = 0
+    for member in iter_members(shard):
+        add_member(samples, member, shard)
+        if report is not None and member.offset - reported > REPORTED_BYTES:
+            reported = member.offset
+            report(reported)
+        if limit is not None and len(samples) > limit:
+            samples.popitem()  # more members of it may follow
+            break
     return samples
 
 
-def iter_members(shard: str) -> Iterator[tuple[tarfile.TarInfo, BinaryIO]]:
-    """Yield the header of every regular file of a shard, with the open shard; raise an error if it is not complete."""
+def iter_members(shard: str) -> Iterator[TarMember]:
+    """Yield every regular file of a shard, with the contents of labels; raise an error if the shard is not complete."""
+    if isinstance(shard, RemoteFile):
+        return list_members(shard, lambda: scan_members(shard, HeaderReader(shard)))
+    return scan_local(shard)
+
+
+def scan_local(shard: str) -> Iterator[TarMember]:
+    """Yield the members of a local shard."""
     with open(shard, "rb") as file:
-        begin = file.read(2)
-        if begin in UNPACK_COMMANDS:
-            hint = f"decompress it ({UNPACK_COMMANDS[begin]})"
-            raise ValueError(f"{printable_path(shard)} is compressed, which prevents random access: {hint}")
-        file.seek(0)
-        try:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                for member in tar:
-                    if member.isreg() and not member.issparse():
-                        yield member, file
-                    tar.members = []  # pyright: ignore[reportAttributeAccessIssue] drops headers that tarfile would keep
-                end = tar.offset
-        except (tarfile.TarError, EOFError) as error:
-            raise ValueError(f"{printable_path(shard)} is not a valid tar file ({error}): download it again") from None
-        file.seek(end)
-        mark = file.read(512)
-        if len(mark) < 512 or mark.strip(b"\0"):
-            problem = "has no end marker" if len(mark) < 512 else "is damaged"
-            raise ValueError(f"{printable_path(shard)} {problem} at byte {end:,}: download it again")
+        yield from scan_members(shard, file)
 
 
-def add_member(samples: dict[str, TarSample], member: tarfile.TarInfo, file: BinaryIO, shard: str) -> None:
+def scan_members(shard: str, file: Any) -> Iterator[TarMember]:
+    """Yield the members of an open shard from its headers."""
+    begin = file.read(2)
+    if begin in UNPACK_COMMANDS:
+        hint = f"decompress it ({UNPACK_COMMANDS[begin]})"
+        raise ValueError(f"{printable_path(shard)} is compressed, which prevents random access: {hint}")
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.isreg() and not member.issparse():
+                    yield TarMember(member.name, member.offset_data, member.size, read_label(member, file))
+                tar.members = []  # pyright: ignore[reportAttributeAccessIssue] drops headers that tarfile would keep
+            end = tar.offset
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{printable_path(shard)} is not a valid tar file ({error}): download it again") from None
+    file.seek(end)
+    mark = file.read(512)
+    if len(mark) < 512 or mark.strip(b"\0"):
+        problem = "has no end marker" if len(mark) < 512 else "is damaged"
+        raise ValueError(f"{printable_path(shard)} {problem} at byte {end:,}: download it again")
+
+
+def read_label(member: tarfile.TarInfo, file: Any) -> bytes | None:
+    """Return the content of a label; None for another member."""
+    if member.name.rpartition("/")[2].partition(".")[2].lower() not in LABEL_KINDS:
+        return None
+    position = file.tell()
+    file.seek(member.offset_data)
+    data = file.read(min(member.size, MAX_LABEL_BYTES))
+    file.seek(position)
+    return data
+
+
+def add_member(samples: dict[str, TarSample], member: TarMember, shard: str) -> None:
     """Add a member to its sample; the key ends at the first dot of the file name."""
     folder, _, name = member.name.rpartition("/")
     stem, _, kind = name.partition(".")
@@ -292,17 +369,13 @@ def add_member(samples: dict[str, TarSample], member: tarfile.TarInfo, file: Bin
     sample = samples.setdefault(f"{folder}/{stem}" if folder else stem, TarSample())
     if f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES:
         sample.images.pop(kind, None)  # of two members with one name the last counts
-        sample.images[kind] = (member.name, member.offset_data, member.size)
+        sample.images[kind] = (member.name, member.offset, member.size)
     elif f".{kind.rpartition('.')[2]}" in VIDEO_SUFFIXES:
-        sample.recording = ("video", (member.name, member.offset_data, member.size))
+        sample.recording = ("video", (member.name, member.offset, member.size))
     elif f".{kind.rpartition('.')[2]}" in SOUND_SUFFIXES:
-        sample.recording = ("sound", (member.name, member.offset_data, member.size))
-    elif kind in ("cls", "json"):
-        position = file.tell()
-        file.seek(member.offset_data)
-        data = file.read(min(member.size, MAX_LABEL_BYTES))
-        file.seek(position)
-        label = parse_label(data, kind, f"{printable_path(shard)}:{printable_path(member.name)}")
+        sample.recording = ("sound", (member.name, member.offset, member.size))
+    elif kind in LABEL_KINDS:
+        label = parse_label(member.data or b"", kind, f"{printable_path(shard)}:{printable_path(member.name)}")
         if label is not None and (sample.label is None or kind == "cls"):
             sample.label = label
     elif kind == "txt":
@@ -335,9 +408,13 @@ def name_labels(labels: Sequence[Label], shards: Sequence[str]) -> tuple[Sequenc
     paths = (os.path.join(folder, name) for folder in folders for name in CLASS_FILE_NAMES)
     lists = [path for path in paths if os.path.isfile(path)]
     single = {name for label in set(labels) for name in ((label,) if isinstance(label, str) else label)}
-    if not lists or not all(name.isascii() and name.isdecimal() for name in single):
+    if not all(name.isascii() and name.isdecimal() for name in single):
         return labels, None
-    with open(lists[0], encoding="utf-8-sig") as file:
+    if not lists and (remote := find_beside(shards, CLASS_FILE_NAMES)) is not None:
+        lists = [remote]
+    if not lists:
+        return labels, None
+    with io.TextIOWrapper(open_binary(lists[0]), encoding="utf-8-sig") as file:
         names = tuple(normalise_class_name(line) for line in file if line.strip())
     if len(set(names)) < len(names):
         raise ValueError(f"{lists[0]} has duplicate class names")

@@ -20,6 +20,9 @@ from torch import Tensor
 from vitrail.data.dataset import Images, Media, Store
 from vitrail.data.decode import name_image_errors
 from vitrail.data.images import CHANNELS, KINDS, is_image
+from vitrail.data.remote import shards
+from vitrail.data.remote.file import RemoteFile
+from vitrail.data.remote.urls import is_remote, redact
 from vitrail.data.sound import SOUND_SUFFIXES, Sound, is_sound_name, to_sound
 from vitrail.data.sources import detect, downloads, files, load_dataset, manifest, objects, parquet, tar
 from vitrail.data.sources import splits as parts
@@ -216,7 +219,7 @@ def collect_inputs(
             continue
         for given, path in group:
             stores += open_input(given, path, notes, progress, ask_media)
-    return join_stores(stores, notes, ", ".join(names))
+    return join_stores(stores, notes, ", ".join(map(redact, names)))
 
 
 def join_stores(stores: Sequence[OpenedInput], notes: Sequence[str], given: str) -> ImageInputs:
@@ -238,8 +241,12 @@ def join_stores(stores: Sequence[OpenedInput], notes: Sequence[str], given: str)
 
 
 def expand_path(path: str) -> list[str]:
-    """Return the matches of a pattern; an existing path or one without wildcards is returned as it is."""
+    """Return the matches of a pattern, the shards at an address or in a list; another path is returned as it is."""
+    if is_remote(path):
+        return list(shards.find_shards(path, detect.expand_braces))
     path = os.path.expanduser(path)
+    if file_suffix(path) == shards.LIST_SUFFIX and os.path.isfile(path):
+        return shards.read_local_list(path, detect.expand_pattern, detect.expand_braces)
     if os.path.exists(path) or not detect.is_pattern(path):
         return [path]
     if "**" in path:
@@ -264,6 +271,8 @@ def open_input(
     given: str, path: str, notes: list[str], progress: ProgressCallback | None, ask_media: AskMedia
 ) -> list[OpenedInput]:
     """Return the images or videos of a path that is neither the file of an image nor of a video."""
+    if isinstance(path, RemoteFile):
+        return [(open_parquet(path) if path.lower().endswith(".parquet") else open_tar(path, ask_media), None)]
     if os.path.isdir(path):
         return open_folder(path, notes, progress, ask_media)
     if not os.path.exists(path) and is_dataset_name(given):
@@ -407,6 +416,8 @@ def open_parquet(path: str) -> Store:
             groups = [(int(firsts[group]), 0, group) for group, count in enumerate(counts) if count]
             starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
             return parquet.ParquetStore([path], column, starts, int(firsts[-1]), parquet.detect_media([path], column))
+        if isinstance(path, RemoteFile):
+            raise ValueError(f"{path} lists paths: over the network, tables must have the images in them")
         path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
         if path_column is None:
             raise ValueError(
@@ -422,12 +433,12 @@ def open_parquet(path: str) -> Store:
 def open_tar(shard: str, ask_media: AskMedia = take_images) -> Store:
     """Return the images, the videos or the sounds in a tar file, each as a separate sample."""
     stores: dict[Media, tar.TarStore] = {}
-    for member, _ in tar.iter_members(shard):
+    for member in tar.iter_members(shard):
         media = None if os.path.basename(member.name)[:1] == "." else files.file_media(member.name)
         if media is not None:
             store = stores.setdefault(media, tar.TarStore([shard]))
             store.media = media
-            store.add(0, member.name, member.offset_data, member.size)
+            store.add(0, member.name, member.offset, member.size)
     if not stores:
         raise ValueError(f"no images in {printable_path(shard)}")
     taken = ask_media() if len(stores) > 1 else next(iter(stores))

@@ -19,6 +19,7 @@ from vitrail.data.audit import (
 from vitrail.data.clip import Clip
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
+from vitrail.data.remote.urls import refuse_credentials
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources.splits import CAPTIONS, HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
 from vitrail.data.tokenizer import Tokenizer
@@ -210,6 +211,8 @@ def load_data(
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED, "captions": CAPTIONS}[data.task]
     labels = {"label_from": data.label_from, "names": data.names, "targets": data.targets}
     ignored = {"ignore": data.ignore, "default_ignore": default_ignore}
+    if source is None:
+        refuse_credentials(data.where)
     where = data.where if source is None else source
     return load_dataset(where, fractions=fractions, multi_label=several, progress=progress, **labels, **ignored)
 

@@ -19,6 +19,7 @@ import torch
 
 import vitrail
 from vitrail.data.dataset import Images
+from vitrail.data.remote.urls import redact_all
 from vitrail.data.sources.detect import resolve_source
 from vitrail.reports.masks import format_colour
 from vitrail.reports.run import RunRecord, SummaryRecord, find_differences, format_value
@@ -76,7 +77,7 @@ def build_run_record(
     method = method_of(recipe)
     return {
         "vitrail": vitrail.__version__,
-        "command": ["vitrail", *sys.argv[1:]],
+        "command": ["vitrail", *redact_all(sys.argv[1:])],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe_name": recipe.name,
         "recipe": to_json(recipe),
