@@ -24,7 +24,8 @@ def render_page(facts: Diagnosis) -> str:
     title = "vitrail doctor: " + summary.format_headline(facts)
     software = [facts["software"]["vitrail"], str(facts["software"]["torch"].get("version"))]
     kicker = (f"vitrail {software[0]}", f"PyTorch {software[1]}", format_datetime(facts["created"]) + " UTC")
-    verdict = "All is well" if facts["ok"] else "Something does not work"
+    warned = any(problem["severity"] == "warning" for problem in facts["problems"])
+    verdict = "Something does not work" if not facts["ok"] else "It works, with warnings" if warned else "All is well"
     top = [*render_heading(kicker, verdict, render_lead(facts)), render_doctor_tiles(facts)]
     sections: list[PageSection] = [
         ("problems", "Problems", "Problems", [render_problems(facts)]),
@@ -52,12 +53,19 @@ def render_doctor_tiles(facts: Diagnosis) -> Markup | None:
     device, processor = facts["device"]["name"] or "none", facts["machine"]["processor"]
     gpus = facts["software"]["torch"].get("gpus") or []
     memory = gpus[0]["memory"] if gpus else facts["machine"]["memory"]["total"]
+    available = format_bytes(facts["machine"]["memory"]["available"])
     cores = summary.count_words(processor["usable_cores"], "usable core")
     tiles: list[Markup | None] = [
         render_tile(
             "Device of a run", device, None, None, gpus[0]["name"] if gpus else f"{processor['model']}, {cores}"
         ),
-        render_tile("Memory of the GPU" if gpus else "Memory", format_bytes(memory), None, None, ""),
+        render_tile(
+            "Memory of the GPU" if gpus else "Memory",
+            format_bytes(memory),
+            None,
+            None,
+            f"{available} of the host available",
+        ),
     ]
     speeds = (
         ("vit", "training_images_per_second", "ViT-S/16, training", "images/s"),
@@ -81,7 +89,7 @@ def render_problems(facts: Diagnosis) -> Markup:
     for problem in facts["problems"]:
         mark = h("span", problem["severity"], class_=f"mark {problem['severity']}")
         text = h("p", mark, " ", isolate(problem["text"]))
-        items.append(h("li", text, h("p", problem["remedy"], class_="remedy"), class_=problem["severity"]))
+        items.append(h("li", text, h("p", problem["remedy"], class_="remedy"), class_=f"is-{problem['severity']}"))
     return h("ul", items, class_="problems")
 
 

@@ -105,6 +105,7 @@ def describe_cpu() -> dict[str, Any]:
 def describe_cuda() -> dict[str, Any]:
     """Return the GPUs that PyTorch can use (CUDA or ROCm), with their memory and the versions of its libraries."""
     import torch
+    from torch.cuda import nccl
 
     if not torch.cuda.is_available():
         return {"gpus": []}
@@ -114,8 +115,8 @@ def describe_cuda() -> dict[str, Any]:
         gpus.append({"name": facts.name, "memory": facts.total_memory, "capability": f"{facts.major}.{facts.minor}"})
     facts = {"gpus": gpus, "architectures": torch.cuda.get_arch_list()}
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
-    return facts | {"cudnn": cudnn, "nccl": nccl}
+    version = ".".join(map(str, nccl.version())) if torch.distributed.is_nccl_available() else None
+    return facts | {"cudnn": cudnn, "nccl": version}
 
 
 def describe_mps() -> dict[str, Any]:

@@ -29,7 +29,7 @@ Report = Callable[[int, int, str, str], None]  # number of the step, their count
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the self-test. `function` is a module of this package and a function, called with a `Context`."""
+    """A step of the self-test. `function` is a module and a function, which is called with a `Context`."""
 
     title: str
     function: str
@@ -39,16 +39,27 @@ class Step:
 
 
 STEPS = {
-    "resume": Step("a killed run resumes to the same weights, bit for bit", "training_steps:resume_killed_run", 240.0),
-    "ddp": Step("two processes of torchrun train the weights of one", "training_steps:train_two_processes", 240.0),
-    "loader": Step("images per second from JPEG files, by worker processes", "speed_steps:measure_loader"),
-    "matmul": Step("speed of matrix products", "speed_steps:measure_products"),
-    "vit": Step("ViT-S/16: prediction and training steps", "speed_steps:measure_model", 240.0),
-    "collectives": Step(
-        "bandwidth between processes (all_reduce)", "speed_steps:measure_collectives", 120.0, in_group=True
+    "resume": Step(
+        "a killed run resumes to the same weights, bit for bit",
+        "vitrail.doctor.training_steps:resume_killed_run",
+        240.0,
     ),
-    "copies": Step("bandwidth between host and GPU", "speed_steps:measure_copies", 60.0, needs_gpu=True),
-    "imports": Step("every installed package imports", "package_steps:import_packages", 240.0),
+    "ddp": Step(
+        "two processes of torchrun train the weights of one", "vitrail.doctor.training_steps:train_two_processes", 240.0
+    ),
+    "loader": Step(
+        "images per second from JPEG files, by worker processes", "vitrail.doctor.speed_steps:measure_loader"
+    ),
+    "matmul": Step("speed of matrix products", "vitrail.doctor.speed_steps:measure_products"),
+    "vit": Step("ViT-S/16: prediction and training steps", "vitrail.doctor.speed_steps:measure_model", 240.0),
+    "collectives": Step(
+        "bandwidth between processes (all_reduce)",
+        "vitrail.doctor.speed_steps:measure_collectives",
+        120.0,
+        in_group=True,
+    ),
+    "copies": Step("bandwidth between host and GPU", "vitrail.doctor.speed_steps:measure_copies", 60.0, needs_gpu=True),
+    "imports": Step("every installed package imports", "vitrail.doctor.package_steps:import_packages", 240.0),
 }
 
 
@@ -59,18 +70,18 @@ class StartError(RuntimeError):
 class Worker:
     """The process that runs steps. It stands in a session of its own: Ctrl-C reaches this process alone."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], modules: Iterable[str]) -> None:
         self.folder = folder
-        self.errors = open(folder / "errors.txt", "w+b")  # noqa: SIM115
+        self.errors = open(folder / "errors.txt", "wb")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vitrail.doctor.worker"],
+            [sys.executable, "-m", "vitrail.doctor.worker", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=dict(environment),
             start_new_session=True,
         )
-        self.is_ready = False
+        self.is_ready, self.is_alive = False, True
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -84,18 +95,18 @@ class Worker:
     def run(self, step: Step, request: Mapping[str, Any], on_progress: Callable[[str], None]) -> dict[str, Any]:
         """Return `detail` and `values` of a step, or the `error` it ended with; raise TimeoutError after its time limit."""
         assert self.process.stdin is not None
-        if not self.is_ready:
-            on_progress("starting PyTorch")
-            self.await_start(on_progress)
         try:
             self.process.stdin.write(json.dumps({"function": step.function, **request}).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:  # it has ended
-            return {"error": self.describe_end()}
+            return {"error": self.end()}
         return self.await_answer(request["limit"], on_progress)
 
     def await_start(self, on_progress: Callable[[str], None]) -> None:
         """Wait until the process has imported what the steps use; raise StartError if it does not get there."""
+        if self.is_ready:
+            return
+        on_progress("starting PyTorch")
         try:
             answer = self.await_answer(START_SECONDS, on_progress)
         except TimeoutError:
@@ -113,31 +124,23 @@ class Worker:
             except queue.Empty:
                 raise TimeoutError(f"did not end within {seconds:g} s") from None
             if answer is None:
-                return {"error": self.describe_end()}
+                return {"error": self.end()}
             if "progress" not in answer:
                 return answer
             on_progress(answer["progress"])
 
-    def describe_end(self) -> str:
-        """Return how the process ended, with the last line that it wrote."""
-        code = self.process.wait()
-        self.errors.seek(0)
-        lines = self.errors.read().decode("utf-8", "replace").strip().splitlines()
-        how = f"the process {describe_exit(code) or 'ended'}"
-        return f"{how}: {lines[-1]}" if lines else how
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
-
-    def close(self) -> None:
-        """End the process and those that it started."""
-        if os.name == "posix":
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
+    def end(self) -> str:
+        """End the process, if it has not, and those that it started; return how it ended, with the last line that it wrote."""
+        if self.is_alive:
+            self.is_alive = False
+            if os.name == "posix":
+                with suppress(ProcessLookupError):  # its number is not free before the wait
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
+        how = f"the process {describe_exit(self.process.wait()) or 'ended'}"
+        lines = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         self.errors.close()
+        return f"{how}: {lines[-1]}" if lines else how
 
 
 class SelfTest:
@@ -178,10 +181,13 @@ class SelfTest:
                     if report is not None:
                         report(number, len(self.steps), name, text)
 
-                on_progress(step.title)
                 start = time.monotonic()
                 try:
-                    answer = self.run_step(step, get_worker, on_progress, folder)
+                    worker = get_worker(bool(self.group) and step.in_group)
+                    worker.await_start(on_progress)
+                    start = time.monotonic()
+                    on_progress(step.title)
+                    answer = self.run_step(step, worker, on_progress, folder)
                 except KeyboardInterrupt:
                     self.add(name, step, start, {"status": "stopped", "detail": "interrupted"})
                     self.skip("not run")
@@ -200,25 +206,18 @@ class SelfTest:
             if name not in done:
                 self.add(name, step, time.monotonic(), {"status": "skipped", "detail": reason})
 
-    def run_step(
-        self,
-        step: Step,
-        get_worker: Callable[[bool], Worker],
-        on_progress: Callable[[str], None],
-        folder: str,
-    ) -> dict[str, Any]:
+    def run_step(self, step: Step, worker: Worker, on_progress: Callable[[str], None], folder: str) -> dict[str, Any]:
         """Return the answer to a step with its status."""
-        worker = get_worker(bool(self.group) and step.in_group)
         limit = step.seconds if self.limit is None else self.limit
         request = {"folder": folder, "device": self.device, "seconds": self.seconds, "limit": limit}
         try:
             answer = worker.run(step, request, on_progress)
         except TimeoutError as error:
-            worker.close()
+            worker.end()
             return {"status": "timeout", "detail": str(error)}
         if "error" in answer:
             return {"status": "failed", "detail": answer["error"]}
-        return {"status": "skipped" if answer.get("skipped") else "ok"} | answer
+        return {"status": "ok"} | answer
 
     def add(self, name: str, step: Step, start: float, answer: Mapping[str, Any]) -> None:
         """Add the result of a step."""
@@ -230,23 +229,22 @@ class SelfTest:
     def open_workers(self, folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[[bool], Worker]]:
         """Yield a function that returns a living worker, alone or as one of the group; all are ended afterwards."""
         workers: dict[bool, Worker] = {}
+        modules = dict.fromkeys(step.function.partition(":")[0] for step in self.steps.values())
         alone = {name: value for name, value in environment.items() if not is_distributed(name)}
         alone |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}  # the user's caches stay as they are
 
         def get_worker(in_group: bool) -> Worker:
             if in_group not in workers or not workers[in_group].is_alive:
-                if in_group in workers:
-                    workers[in_group].close()
-                own = folder / f"worker-{len(workers)}"
-                own.mkdir(exist_ok=True)
-                workers[in_group] = Worker(own, dict(environment) | dict(self.group or {}) if in_group else alone)
+                own = Path(tempfile.mkdtemp(prefix="worker-", dir=folder))
+                variables = dict(environment) | dict(self.group or {}) if in_group else alone
+                workers[in_group] = Worker(own, variables, modules)
             return workers[in_group]
 
         try:
             yield get_worker
         finally:
             for worker in workers.values():
-                worker.close()
+                worker.end()
 
 
 def is_distributed(name: str) -> bool:

@@ -1,12 +1,14 @@
-"""The process that runs the steps of the self-test: `python -m vitrail.doctor.worker`.
+"""The process that runs the steps of the self-test: `python -m vitrail.doctor.worker MODULE…`.
 
-It reads one request per line and writes lines of progress and one of the result. It ends with the process that started it.
+It first imports the modules of the steps, before the time of a step counts. Then it reads one request per line and writes lines
+of progress and one of the result. It ends with the process that started it.
 """
 
 import importlib
 import json
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +17,6 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from vitrail.doctor.probe import first_line
-
-IMPORTED = ("vitrail.doctor.training_steps", "vitrail.doctor.speed_steps")  # before the time of a step counts
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,11 @@ class Context:
             self.answers.flush()
 
 
-class Skipped(Exception):
-    """A step that does not apply to this machine, with the reason."""
-
-
 def run_function(name: str, context: Context) -> dict[str, Any]:
-    """Return the result of a step: `detail` and `values`, `skipped`, or one line of an `error`."""
+    """Return the result of a step: `detail` and `values`, or one line of an `error`."""
     module, _, function = name.partition(":")
     try:
-        run = getattr(importlib.import_module(f"vitrail.doctor.{module}" if "." not in module else module), function)
-        detail, values = run(context)
-    except Skipped as skipped:
-        return {"skipped": True, "detail": str(skipped)}
+        detail, values = getattr(importlib.import_module(module), function)(context)
     except Exception as error:  # whatever is wrong with the machine, the other steps run
         return {"error": first_line(error)}
     return {"detail": detail, "values": values}
@@ -72,7 +65,7 @@ def main() -> None:
     requests: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=read_requests, args=(source, requests), daemon=True).start()
     with suppress(Exception):  # the steps say what does not import
-        for name in IMPORTED:
+        for name in sys.argv[1:]:
             importlib.import_module(name)
     answers.write('{"ready": true}\n')
     answers.flush()
