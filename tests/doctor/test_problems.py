@@ -1,5 +1,8 @@
 """Problems and their remedies, from the facts of made-up machines."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.doctor.made import GB, NVIDIA, SEEN, make_facts
@@ -187,3 +190,12 @@ def test_a_cache_that_cannot_be_written():
     facts = make_facts()
     facts["storage"][0]["writable"] = False
     assert "folder-read-only" in problems(facts)
+
+
+def test_every_problem_is_documented():
+    root = Path(__file__).parents[2]
+    source = (root / "vitrail" / "doctor" / "problems.py").read_text()
+    page = (root / "docs" / "doctor.md").read_text()
+    names = re.findall(r'(?:error|warning|note|kind)\("([\w-]+)"', source)
+    assert len(names) > 15
+    assert [name for name in names if f"`{name}`" not in page] == []

@@ -1,9 +1,12 @@
 """The steps of the self-test, in a reduced form: each does what it says, and notices what is wrong."""
 
+import shutil
+
 import pytest
 import torch
 
-from vitrail.doctor import package_steps, speed_steps, training_steps
+import vitrail
+from vitrail.doctor import bandwidth_steps, package_steps, speed_steps, training_steps
 from vitrail.doctor.worker import Context, run_function
 
 
@@ -24,15 +27,31 @@ def test_a_killed_run_is_resumed_and_a_difference_is_noticed(context, monkeypatc
         training_steps.resume_killed_run(context)
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one(context):
+def test_weights_of_two_processes_are_compared(context, monkeypatch):
+    """`tests/training/test_distributed.py` runs torchrun; here its run is a copy."""
+    commands = []
+
+    def copy_run(*command: str, scale: float = 1.0) -> None:
+        commands.append(command)
+        shutil.copytree("whole", "pair", dirs_exist_ok=True)
+        model = vitrail.load("whole")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(scale)
+        vitrail.save(model, "pair/model.safetensors")
+
+    monkeypatch.setattr(training_steps, "run_module", copy_run)
     _, values = training_steps.train_two_processes(context)
-    assert values["max_difference"] < 1e-3
+    assert values["max_difference"] == 0.0
+    assert "--nproc-per-node=2" in commands[0]
+    monkeypatch.setattr(training_steps, "run_module", lambda *command: copy_run(scale=1.1))
+    with pytest.raises(AssertionError, match="of two processes differs from that of one by up to"):
+        training_steps.train_two_processes(context)
 
 
 def test_a_process_that_fails_is_reported_with_its_error():
-    with pytest.raises(RuntimeError, match=r"vitrail ended with exit code 2: vitrail train: .*nowhere"):
-        training_steps.run_module("vitrail", "train", "nowhere-at-all")
+    with pytest.raises(RuntimeError, match="vitrail ended with exit code 2: vitrail: unknown command 'trian'"):
+        training_steps.run_module("vitrail", "trian")
 
 
 def test_loading_is_measured_for_several_numbers_of_workers(context, monkeypatch):
@@ -80,7 +99,7 @@ def test_a_device_that_computes_other_features_is_noticed(monkeypatch):
 
 def test_collectives_of_two_local_processes(context, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    detail, values = speed_steps.measure_collectives(context)
+    detail, values = bandwidth_steps.measure_collectives(context)
     assert (values["processes"], values["backend"]) == (2, "gloo")
     assert set(values["gigabytes_per_second"]) == {"1 MB", "25 MB"}
     assert detail.startswith("2 processes with gloo")
@@ -97,7 +116,7 @@ def test_a_package_that_does_not_import_is_named(context, monkeypatch, tmp_path)
     with pytest.raises(ImportError, match=r"dead_one: crashed \(SIGABRT\); bad_one: OSError: libx.so is missing"):
         package_steps.import_packages(context)
     made[0]["packages"] = [{"name": "good_one", "version": "1"}, {"name": "absent", "version": None}]
-    assert package_steps.import_packages(context) == ("1 package imports", {"packages": 1})
+    assert package_steps.import_packages(context) == ("1 package imported", {"packages": 1})
 
 
 def test_an_unknown_function_is_an_error_of_one_line(context):

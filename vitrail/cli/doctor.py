@@ -121,14 +121,13 @@ def run_tests(tests: "SelfTest", facts: "Diagnosis", display: StatusDisplay) -> 
     if "error" in torch or "crash" in torch:
         tests.skip("PyTorch does not work")
         return
-    shown: set[str] = set()
 
     def report(number: int, count: int, name: str, text: str) -> None:
+        line = f"self-test {number} of {count}, {name}: {text}"
         if display.terminal:
-            display.show_status(f"self-test {number} of {count}, {name}: {text}")
-        elif name not in shown:
-            shown.add(name)
-            print(f"self-test {number} of {count}, {name}: {text}", file=sys.stderr, flush=True)
+            display.show_status(line)
+        elif text == tests.steps[name].title:
+            print(line, file=sys.stderr, flush=True)
 
     tests.run(report)
 

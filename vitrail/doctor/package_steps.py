@@ -6,6 +6,7 @@ from typing import Any
 
 from vitrail.doctor.packages import describe_packages, module_name
 from vitrail.doctor.probe import describe_exit
+from vitrail.doctor.summary import count_words
 from vitrail.doctor.worker import Context
 
 # Each name is printed before its import, so that a crash names it.
@@ -48,4 +49,4 @@ def import_packages(context: Context) -> tuple[str, dict[str, Any]]:
         waiting = waiting[waiting.index(started[-1]) + 1 :]
     if failures:
         raise ImportError("; ".join(f"{name}: {message}" for name, message in failures.items()))
-    return f"{count} packages import", {"packages": count}
+    return f"{count_words(count, 'package')} imported", {"packages": count}

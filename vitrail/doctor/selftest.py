@@ -54,11 +54,13 @@ STEPS = {
     "vit": Step("ViT-S/16: prediction and training steps", "vitrail.doctor.speed_steps:measure_model", 240.0),
     "collectives": Step(
         "bandwidth between processes (all_reduce)",
-        "vitrail.doctor.speed_steps:measure_collectives",
+        "vitrail.doctor.bandwidth_steps:measure_collectives",
         120.0,
         in_group=True,
     ),
-    "copies": Step("bandwidth between host and GPU", "vitrail.doctor.speed_steps:measure_copies", 60.0, needs_gpu=True),
+    "copies": Step(
+        "bandwidth between host and GPU", "vitrail.doctor.bandwidth_steps:measure_copies", 60.0, needs_gpu=True
+    ),
     "imports": Step("every installed package imports", "vitrail.doctor.package_steps:import_packages", 240.0),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints.load import load
-from vitrail.doctor.worker import Context
+from vitrail.doctor.worker import Context, last_line
 from vitrail.training.recipe import Machine
 from vitrail.training.train import resume, train
 
@@ -108,13 +108,6 @@ def run_module(*command: str) -> None:
     done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         raise RuntimeError(f"{command[0]} ended with exit code {done.returncode}: {last_line(done.stdout)}")
-
-
-def last_line(output: bytes) -> str:
-    """Return the last line of an output that is an error, else the last one."""
-    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "rror" in line or line.startswith("vitrail ")]
-    return (errors or lines or ["no output"])[-1]
 
 
 @contextmanager

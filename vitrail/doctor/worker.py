@@ -45,6 +45,13 @@ def run_function(name: str, context: Context) -> dict[str, Any]:
     return {"detail": detail, "values": values}
 
 
+def last_line(output: bytes) -> str:
+    """Return the last line of an output that is an error, else the last one."""
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "rror" in line or line.startswith("vitrail ")]
+    return (errors or lines or ["no output"])[-1]
+
+
 def read_requests(source: IO[str], requests: "SimpleQueue[str]") -> None:
     """Read requests until the process that started this one ends; then end this one and what it started."""
     for line in source:
