@@ -67,6 +67,7 @@ FACTS: dict[str, Any] = {
             "usable_cores": 4,
             "simd": ["avx2"],
         },
+        "load": 0.5,
         "memory": {"total": 16 * GB, "available": 12 * GB, "limit": None, "swap": 0},
         "gpus": [],
         "cuda": None,

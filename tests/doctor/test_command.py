@@ -180,8 +180,8 @@ def test_other_processes_of_torchrun_print_nothing(capsys, monkeypatch):
         (["--test", "speed"], "unknown step 'speed': use resume, ddp"),
         (["--quick", "--test", "vit"], "not allowed with argument"),
         (["--out", "report.txt"], "'report.txt' must end in .html or .json"),
-        (["--timeout", "0"], "must be a number of seconds > 0, got '0'"),
-        (["--timeout", "soon"], "must be a number of seconds > 0, got 'soon'"),
+        (["--step-timeout", "0"], "must be a number of seconds > 0, got '0'"),
+        (["--step-timeout", "soon"], "must be a number of seconds > 0, got 'soon'"),
         (["--quik"], "unknown option --quik: did you mean --quick?"),
     ],
 )
@@ -215,7 +215,7 @@ def test_the_page_escapes_what_it_shows_and_has_every_part():
     page = render_page(facts)
     assert "<b>bold" not in page
     assert "&lt;b&gt;bold" in page
-    assert page.count("<figure") == 4
+    assert page.count("<figure") == 3
     assert "Content-Security-Policy" in page
     for part in ("problems", "tests", "device", "software", "machine", "storage", "variables"):
         assert f'id="{part}"' in page

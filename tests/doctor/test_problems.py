@@ -158,6 +158,14 @@ def test_a_share_of_a_processor_is_what_threads_are_compared_with():
     assert problems(facts)["threads-many"]["remedy"] == "export OMP_NUM_THREADS=2"
 
 
+def test_a_busy_processor_makes_measurements_slow():
+    facts = make_facts()
+    facts["machine"]["load"] = 9.3
+    assert "load 9.3 on 4 cores" in problems(facts)["busy"]["text"]
+    facts["machine"]["load"] = 4.5
+    assert problems(facts) == {}
+
+
 def test_shared_memory_of_a_container_is_too_small_for_workers():
     facts = make_facts()
     facts["machine"]["system"]["container"] = "docker"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,20 +37,14 @@ def test_a_step_that_fails_or_crashes_does_not_stop_the_others():
 
 
 def test_a_step_has_a_time_limit_and_its_process_is_ended():
-    folders = []
-
-    def report(number, count, name, text):
-        folders.append(text)
-
     names = ("hang", "succeed")
     tests = SelfTest(names, steps=made.steps(*names), limit=1.0)
-    reported = []
+    reported, processes = [], []
 
     def remember(number: int, count: int, name: str, text: str) -> None:
         reported.append((number, count, name, text))
         if name == "hang" and text.startswith("/"):
-            with open(os.path.join(text, "pid")) as file:
-                folders.append(int(file.read()))
+            processes.append(int(Path(text, "pid").read_text()))
 
     results = {result["name"]: result for result in tests.run(remember)}
     assert results["hang"]["status"] == "timeout"
@@ -57,7 +52,7 @@ def test_a_step_has_a_time_limit_and_its_process_is_ended():
     assert results["hang"]["seconds"] < 30
     assert results["succeed"]["status"] == "ok"
     assert (2, 2, "succeed", "succeeding") in reported
-    assert not made.is_running(folders[0])
+    assert not made.is_running(processes[0])
 
 
 def test_an_interrupt_keeps_what_is_known():
@@ -103,12 +98,12 @@ SelfTest(["hang"], steps=made.steps("hang")).run(lambda *words: print(words[-1],
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_process_of_the_steps_ends_with_the_command():
-    command = subprocess.Popen([sys.executable, "-c", ABANDONED], stdout=subprocess.PIPE, text=True)
+def test_the_process_of_the_steps_ends_with_the_command(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = subprocess.Popen([sys.executable, "-c", ABANDONED], stdout=subprocess.PIPE, text=True, env=environment)
     assert command.stdout is not None
     folder = next(line.strip() for line in command.stdout if line.startswith("/"))
-    with open(os.path.join(folder, "pid")) as file:
-        worker = int(file.read())
+    worker = int(Path(folder, "pid").read_text())
     command.send_signal(signal.SIGKILL)
     command.wait()
     deadline = time.monotonic() + 30

@@ -46,7 +46,7 @@ def add_arguments(parser: CommandParser) -> None:
         default=STEP_NAMES,
         help=f"steps of the self-test: {', '.join(STEP_NAMES)} [all that apply]",
     )
-    parser.add_option("--timeout S", "time limit of each step, in seconds [120 to 240]", parse_timeout)
+    parser.add_option("--step-timeout S", "time limit of each step, in seconds [120 to 300]", parse_timeout)
     out = "page (.html) or data (.json) to write (repeatable) [none]"
     parser.add_option("--out FILE", out, parse_output, action="append", default=[])
     parser.add_shared("--json")
@@ -112,7 +112,7 @@ def build_tests(options: argparse.Namespace, facts: "Diagnosis", group: dict[str
     """Return the self-test on the device that a run would use."""
     from vitrail.doctor.selftest import SelfTest
 
-    return SelfTest(options.test, device=facts["device"]["name"] or "cpu", group=group, limit=options.timeout)
+    return SelfTest(options.test, device=facts["device"]["name"] or "cpu", group=group, limit=options.step_timeout)
 
 
 def run_tests(tests: "SelfTest", facts: "Diagnosis", display: StatusDisplay) -> None:
@@ -140,7 +140,7 @@ def join_tests(options: argparse.Namespace, group: dict[str, str]) -> int:
     names = [] if options.quick else [name for name in options.test if STEPS[name].in_group]
     if not names or "error" in (torch := run_probe()):
         return 0
-    SelfTest(names, device=torch.get("device") or "cpu", group=group, limit=options.timeout).run()
+    SelfTest(names, device=torch.get("device") or "cpu", group=group, limit=options.step_timeout).run()
     return 0  # the first process has the result
 
 

@@ -62,6 +62,7 @@ class Machine(TypedDict):
 
     system: dict[str, str | None]
     processor: dict[str, Any]
+    load: float | None  # processes that ran in the last minute, before the self-test
     memory: dict[str, int | None]
     gpus: list[dict[str, Any]]
     cuda: str | None  # the newest version that the driver supports
@@ -112,7 +113,7 @@ class Diagnosis(TypedDict):
 
 def collect_facts(environment: Mapping[str, str] = os.environ, probe: Mapping[str, Any] | None = None) -> Diagnosis:
     """Return everything but problems and tests. `probe` replaces the process that imports PyTorch."""
-    start = time.monotonic()
+    start, load = time.monotonic(), machine.read_load()
     gpus, cuda = machine.list_gpus()
     torch = dict(run_probe() if probe is None else probe)
     group = machine.find_group(environment)
@@ -131,6 +132,7 @@ def collect_facts(environment: Mapping[str, str] = os.environ, probe: Mapping[st
         machine={
             "system": machine.describe_system(),
             "processor": machine.describe_processor(),
+            "load": load,
             "memory": machine.describe_memory(),
             "gpus": gpus,
             "cuda": cuda,

@@ -115,11 +115,11 @@ def render_charts(facts: Diagnosis) -> Markup | None:
     by_workers = {summary.count_words(int(workers), "worker"): speed for workers, speed in loader.items()}
     products = summary.find_values(facts, "matmul")
     model = summary.find_values(facts, "vit")
+    purposes = {name: model.get(f"{name}_images_per_second", {}) for name in ("prediction", "training")}
     charts = [
+        build_chart("ViT-S/16, images per second", purposes),
         build_chart("Loading JPEG files, images per second", {"": by_workers}),
         build_chart("Matrix products, GFLOP/s", {"": products.get("gflops", {})}),
-        build_chart("ViT-S/16 prediction, images per second", {"": model.get("prediction_images_per_second", {})}),
-        build_chart("ViT-S/16 training, images per second", {"": model.get("training_images_per_second", {})}),
     ]
     figures = [render_bar_figure(chart) for chart in charts if chart is not None]
     return h("div", figures, class_="speeds") if figures else None
@@ -128,7 +128,7 @@ def render_charts(facts: Diagnosis) -> Markup | None:
 def build_chart(title: str, groups: Mapping[str, Mapping[str, float]]) -> Chart | None:
     """Return a chart of bars, one series for each group; None without values."""
     series = tuple(Series(name, tuple(values), tuple(values.values())) for name, values in groups.items() if values)
-    return Chart(title, "bars", series, percent=False) if series else None
+    return Chart(title, "bars", series, percent=False, from_zero=True) if series else None
 
 
 def render_bar_figure(chart: Chart) -> Markup:

@@ -12,6 +12,7 @@ BATCH_BYTES = 256 * 3 * 224 * 224  # of a batch that a worker prepares, as recip
 PREPARED_BATCHES = 2  # that a worker keeps ready
 MIN_CACHE_BYTES, FULL_BYTES = 2 * 2**30, 100 * 2**20
 MIN_OPEN_FILES = 1024
+BUSY = 1.25  # of the cores: load above which measurements are too slow
 MIN_MEMORY_BYTES = 2 * 2**30
 REINSTALL = "pip install --force-reinstall torch"
 SELECTOR = "pytorch.org/get-started/locally"
@@ -148,9 +149,12 @@ def find_package_problems(facts: Diagnosis) -> Iterator[Problem]:
 
 
 def find_thread_problems(facts: Diagnosis, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield more threads than cores, and far fewer."""
+    """Yield a processor that is busy already, more threads than cores, and far fewer."""
     usable = facts["machine"]["processor"]["usable_cores"]
-    threads = facts["software"]["torch"].get("threads")
+    threads, load = facts["software"]["torch"].get("threads"), facts["machine"]["load"]
+    if load is not None and load > BUSY * (facts["machine"]["processor"]["cores"] or 1):
+        text = f"other programs use the processor: load {load:.1f} on {facts['machine']['processor']['cores']} cores"
+        yield warning("busy", f"{text}, so runs and measured speeds are slow", "end them, or wait (see top)")
     given = environment.get("OMP_NUM_THREADS")
     if given is not None and not given.partition(",")[0].strip().isdecimal():
         text = f"OMP_NUM_THREADS must be a number of threads, got {given!r}"

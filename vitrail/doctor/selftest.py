@@ -42,16 +42,16 @@ STEPS = {
     "resume": Step(
         "a killed run resumes to the same weights, bit for bit",
         "vitrail.doctor.training_steps:resume_killed_run",
-        240.0,
+        300.0,
     ),
     "ddp": Step(
-        "two processes of torchrun train the weights of one", "vitrail.doctor.training_steps:train_two_processes", 240.0
+        "two processes of torchrun train the weights of one", "vitrail.doctor.training_steps:train_two_processes", 300.0
     ),
     "loader": Step(
         "images per second from JPEG files, by worker processes", "vitrail.doctor.speed_steps:measure_loader"
     ),
     "matmul": Step("speed of matrix products", "vitrail.doctor.speed_steps:measure_products"),
-    "vit": Step("ViT-S/16: prediction and training steps", "vitrail.doctor.speed_steps:measure_model", 240.0),
+    "vit": Step("ViT-S/16: prediction and training steps", "vitrail.doctor.speed_steps:measure_model", 300.0),
     "collectives": Step(
         "bandwidth between processes (all_reduce)",
         "vitrail.doctor.bandwidth_steps:measure_collectives",
@@ -61,7 +61,7 @@ STEPS = {
     "copies": Step(
         "bandwidth between host and GPU", "vitrail.doctor.bandwidth_steps:measure_copies", 60.0, needs_gpu=True
     ),
-    "imports": Step("every installed package imports", "vitrail.doctor.package_steps:import_packages", 240.0),
+    "imports": Step("every installed package imports", "vitrail.doctor.package_steps:import_packages", 300.0),
 }
 
 

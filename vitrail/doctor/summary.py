@@ -19,7 +19,7 @@ def format_headline(facts: Diagnosis) -> str:
     counts = {name: sum(p["severity"] == name for p in facts["problems"]) for name in ("error", "warning", "note")}
     parts = [count_words(count, name) for name, count in counts.items() if count]
     found = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "no problems found"
-    tests = [test for test in facts["tests"] if test["status"] != "skipped"]
+    tests = [test for test in facts["tests"] if test["status"] not in ("skipped", "stopped")]
     if not tests:
         return f"{found}; no self-test" if not facts["tests"] else f"{found}; the self-test was not run"
     passed = sum(test["status"] == "ok" for test in tests)
@@ -100,7 +100,8 @@ def describe_machine(facts: Diagnosis) -> Rows:
     libc = f", {system['libc']}" if system["libc"] else ""
     container = f", in {system['container']}" if system["container"] else ""
     rows = [("system", f"{system['name']}, kernel {system['kernel']}, {system['machine']}{libc}{container}")]
-    rows += [("processor", processor["model"]), ("cores", describe_cores(processor))]
+    load = "" if machine["load"] is None else f"; load {machine['load']:.1f}"
+    rows += [("processor", processor["model"]), ("cores", describe_cores(processor) + load)]
     if processor["simd"]:
         rows.append(("instructions", " ".join(processor["simd"])))
     limit = f"; the container's limit is {format_bytes(memory['limit'])}" if memory["limit"] is not None else ""

@@ -89,6 +89,14 @@ def describe_processor(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
+def read_load() -> float | None:
+    """Return the mean number of running processes in the last minute, of the whole machine."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):  # Windows has none
+        return None
+
+
 def describe_memory(root: Path = ROOT) -> dict[str, Any]:
     """Return the bytes of memory: all, available, and the limit of the container."""
     amounts: dict[str, int] = {}

@@ -1,5 +1,8 @@
 """Terminal output of `vitrail doctor`: problems first, then the facts and the self-test."""
 
+import shutil
+import textwrap
+
 from vitrail.cli.check import colourise
 from vitrail.doctor import summary
 from vitrail.doctor.diagnosis import Diagnosis
@@ -7,6 +10,8 @@ from vitrail.doctor.packages import REQUIRED
 from vitrail.utils.text import format_table
 
 STATUS_COLOURS = {"ok": "note", "failed": "error", "timeout": "error", "stopped": "warning", "skipped": "dim"}
+
+MIN_WIDTH, MAX_WIDTH = 100, 120  # characters of a line
 
 
 def format_diagnosis(facts: Diagnosis) -> list[str]:
@@ -18,9 +23,7 @@ def format_diagnosis(facts: Diagnosis) -> list[str]:
     blocks.append([colourise("bold", "Software"), *format_rows(summary.describe_software(facts))])
     extras = [summary.describe_extra(group) for group in facts["software"]["packages"] if group["name"] != REQUIRED]
     if extras:
-        blocks.append(
-            indent(format_table([("extra", "enables", "installed, or how to install it"), *extras], rules=(1,)))
-        )
+        blocks.append(format_extras(extras))
     blocks.append([colourise("bold", "Machine"), *format_rows(summary.describe_machine(facts))])
     folders = [("folder", "path", "size", "free"), *map(summary.describe_storage, facts["storage"])]
     blocks.append([colourise("bold", "Storage"), *indent(format_table(folders, right=(2,), rules=(1,)))])
@@ -50,10 +53,29 @@ def format_tests(facts: Diagnosis) -> list[str]:
     return [colourise("bold", "Self-test"), *shown]
 
 
+def format_extras(extras: list[tuple[str, str, str]]) -> list[str]:
+    """Return the table of extras, long lists of versions wrapped."""
+    left = indent(format_table([("extra", "enables"), *(extra[:2] for extra in extras)]))
+    values = ["installed, or how to install it", *(extra[2] for extra in extras)]
+    lines = wrap_rows(list(zip(left, values, strict=True)))
+    return [lines[0], "  " + "─" * (max(map(len, lines)) - 2), *lines[1:]]
+
+
 def format_rows(rows: summary.Rows) -> list[str]:
     """Return labels and values in two columns."""
-    width = max((len(label) for label, _ in rows), default=0)
-    return [f"  {label.ljust(width)}  {value}".rstrip() for label, value in rows]
+    return wrap_rows([(f"  {label}", value) for label, value in rows])
+
+
+def wrap_rows(rows: list[tuple[str, str]]) -> list[str]:
+    """Return two columns, the second wrapped to the width of the terminal."""
+    start = max((len(label) for label, _ in rows), default=0) + 2
+    width = max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns - 1))
+    lines = []
+    for label, value in rows:
+        parts = textwrap.wrap(value, max(30, width - start), break_long_words=False, break_on_hyphens=False) or [""]
+        labels = (label, *[""] * (len(parts) - 1))
+        lines += [f"{first.ljust(start)}{part}".rstrip() for first, part in zip(labels, parts, strict=True)]
+    return lines
 
 
 def indent(lines: list[str]) -> list[str]:
