@@ -129,7 +129,13 @@ def runs_on(wanted: str, built: Iterable[str]) -> bool:
 
 
 def find_package_problems(facts: Diagnosis) -> Iterator[Problem]:
-    """Yield required packages that are missing, and installed ones whose version is not supported."""
+    """Yield required packages that are missing or do not import, and installed ones whose version is not supported."""
+    for name, message in facts["software"]["torch"].get("import_errors", {}).items():
+        if not message.startswith("ModuleNotFoundError: No module named"):
+            package = {"PIL": "pillow"}.get(name, name)
+            yield error(
+                "package-import", f"{name} does not import: {message}", f"pip install --force-reinstall {package}"
+            )
     for group in facts["software"]["packages"]:
         lacking = [package["name"] for package in group["packages"] if package["status"] == "missing"]
         lacking = [name for name in lacking if name != "torch"]
