@@ -20,9 +20,11 @@ examples:
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from vitrail.cli.options import CommandParser, parse_names, print_result
 from vitrail.cli.text.progress import StatusDisplay
@@ -132,7 +134,16 @@ def run_tests(tests: "SelfTest", facts: "Diagnosis", display: StatusDisplay) -> 
         elif text == tests.steps[name].title:
             print(line, file=sys.stderr, flush=True)
 
-    tests.run(report)
+    before = signal.signal(signal.SIGTERM, raise_exit)
+    try:
+        tests.run(report)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def raise_exit(number: int, _: FrameType | None) -> NoReturn:
+    """Exit for a signal, so that the processes and files of the self-test are removed."""
+    raise SystemExit(128 + number)
 
 
 def join_tests(options: argparse.Namespace, group: dict[str, str]) -> int:

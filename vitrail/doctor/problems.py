@@ -96,7 +96,7 @@ def find_gpu_problems(facts: Diagnosis, environment: Mapping[str, str]) -> Itera
         return
     names = ", ".join(dict.fromkeys(gpu["name"] for gpu in gpus))
     vendors = {gpu["vendor"] for gpu in gpus}
-    hidden = next((name for name in HIDING if environment.get(name, "x").strip() in ("", "-1")), None)
+    hidden = next((name for name in HIDING if environment.get(name, "x").strip() in ("", "-1", "none", "void")), None)
     if all(gpu["driver"] is None for gpu in gpus):
         yield warning("gpu-driver", f"{names}: no driver is loaded", "install the vendor's driver, then start again")
     elif torch["build"].startswith("CPU"):
