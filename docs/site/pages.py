@@ -11,6 +11,7 @@ GUIDES = {
     "check": ("Bring your data", "data.md"),
     "convert": ("Bring your weights", "weights.md"),
     "describe": ("Bring your weights", "weights.md"),
+    "doctor": ("When something does not work", "doctor.md"),
     "embed": ("Predict many images", "predict.md"),
     "evaluate": ("Evaluate a model", "evaluate.md"),
     "export": ("Export to other runtimes", "export.md"),

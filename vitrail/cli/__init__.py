@@ -35,6 +35,7 @@ COMMANDS = {
     "describe": "describe a checkpoint, or the shapes and cost of an architecture",
     "convert": "convert a checkpoint to another project's format, and verify it",
     "push": "upload a model with its card to the Hugging Face Hub",
+    "doctor": "examine the installation and the machine, and test that both work",
 }
 
 EPILOG = """\
@@ -47,6 +48,7 @@ examples:
   vitrail describe G/14 --json
   vitrail describe deit_tiny.safetensors          format, architecture and completeness of a checkpoint
   vitrail convert deit_tiny.safetensors deit --to hf
+  vitrail doctor                                  if something does not work; `vitrail doctor --json` for a bug report
 
 `vitrail COMMAND --help` shows the options of a command. VITRAIL_TRACEBACK=1 shows the traceback of an error.
 """

@@ -33,7 +33,7 @@ from vitrail.cli.options import CommandParser, given_options, parse_assumptions,
 from vitrail.cli.text.progress import byte_progress
 from vitrail.models.sizes import SLOT_NAMES
 from vitrail.utils.files import WEIGHT_SUFFIXES
-from vitrail.utils.text import format_image_count, format_table
+from vitrail.utils.text import format_bytes, format_image_count, format_table
 
 if TYPE_CHECKING:
     from vitrail.models.flops import Cost
@@ -126,7 +126,8 @@ def format_cost_table(name: str, cost: "Cost") -> list[str]:
         count = 1 + len(others)
         label = first.name if count == 1 else first.name.replace("layer 1", f"layers 1 to {count}")
         shape = f"[{', '.join(map(str, first.shape))}]"
-        macs, kept = format_count(count * first.macs), format_bytes(count * first.activation_bytes)
+        macs, nbytes = format_count(count * first.macs), count * first.activation_bytes
+        kept = format_bytes(nbytes) if nbytes else "–"
         rows.append((label, shape, f"{count * first.params:,}", macs, kept))
     rows.append(("total", "", f"{cost.params:,}", format_count(cost.macs), format_bytes(cost.activation_bytes)))
     height, width = cost.image_size
@@ -174,11 +175,3 @@ def format_count(value: int) -> str:
         if value >= scale:
             return f"{value / scale:.2f} {unit}"
     return f"{value:,}" if value else "–"
-
-
-def format_bytes(value: int) -> str:
-    """Return a number of bytes as 150.1 KB or 192.0 MB, in powers of 1,024."""
-    for unit, scale in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
-        if value >= scale:
-            return f"{value / scale:.1f} {unit}"
-    return f"{value} B" if value else "–"

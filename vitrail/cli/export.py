@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.describe import format_bytes
 from vitrail.cli.options import (
     IGNORE_NOTE,
     CommandParser,
@@ -37,7 +36,7 @@ from vitrail.cli.options import (
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import count_progress
 from vitrail.deploy import RUNTIME_SUFFIXES
-from vitrail.utils.text import format_table
+from vitrail.utils.text import format_bytes, format_table
 
 if TYPE_CHECKING:
     from vitrail.deploy.export.comparison import OutputComparison, RuntimeSpeed, VerificationReport

@@ -1,17 +1,24 @@
-"""Device selection, without the distributed setup, transfers that do not wait, and the CPU allocator's settings."""
+"""Device selection, without the distributed setup, transfers that do not wait, and the CPU allocator's settings.
+
+PyTorch is imported by the functions: `vitrail doctor` names the processor where PyTorch does not import.
+"""
 
 import ctypes
 import os
 import platform
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str) -> "torch.device":
     """Return the named device; `auto` is the first available of cuda, mps and cpu. Raise ValueError for others."""
+    import torch
+
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -30,7 +37,7 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or mps") from None
 
 
-def send_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+def send_to_device(tensor: "Tensor", device: "torch.device") -> "Tensor":
     """Return a tensor of the host on the device. CUDA copies from pinned memory, for which the host does not wait."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -38,14 +45,18 @@ def send_to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def constant_tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
+def constant_tensor(values: tuple[float, ...], device: "torch.device") -> "Tensor":
     """Return constants on the device, sent once: sending them in each step would wait for the device."""
+    import torch
+
     with torch.inference_mode(False):
         return torch.tensor(values, device=device)
 
 
-def synchronise(device: torch.device) -> None:
+def synchronise(device: "torch.device") -> None:
     """Wait until the device has finished, to measure time."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -62,8 +73,10 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: "torch.device") -> str:
     """Return the name of a device's processor."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor_name() if device.type == "cpu" else str(device)

@@ -100,6 +100,16 @@ def format_large_number(value: Any) -> str:
     return f"{value:,.0f}"
 
 
+def format_bytes(value: Any) -> str:
+    """Return a number of bytes as 150.1 KB or 192.0 MB, in powers of 1,024."""
+    if not is_number(value):
+        return "–"
+    for unit, scale in (("TB", 2**40), ("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if value >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
 def format_duration(seconds: Any) -> str:
     """Return "48 s", "5 min 12 s" or "3 h 20 min"."""
     if not is_number(seconds):

@@ -30,7 +30,8 @@ def draw_bars(chart: Chart, palette: Palette, width: float) -> Drawing:
         return canvas.draw_empty(palette, width)
     bars = [bar for row in rows.values() for bar in row]
     ends = [end for bar in bars for end in (bar.value, *(bar.interval or ()))]
-    close = chart.kind == "dots" or min(ends) < 0 or min(ends) > MIN_CLOSE_RATIO * max(ends)
+    close = min(ends) > MIN_CLOSE_RATIO * max(ends) and not chart.from_zero
+    close = close or chart.kind == "dots" or min(ends) < 0
     scale = canvas.make_scale(ends if close else [0.0, *ends], tick_count=4)
     values = {id(bar): canvas.format_point(bar.value, None, chart.percent) for bar in bars}
     label_width = min(max(map(canvas.text_width, rows)) + 4, 0.36 * width)

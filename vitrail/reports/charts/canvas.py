@@ -38,6 +38,7 @@ class Chart:
     y_name: str = ""
     x_log: bool = False
     percent: bool = True  # y is an accuracy, 0 to 1
+    from_zero: bool = False  # bars also of values that are close together
 
 
 @dataclass(frozen=True)
