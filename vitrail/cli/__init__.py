@@ -13,6 +13,7 @@ import vitrail
 from vitrail.cli.options import CommandParser
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress
+from vitrail.utils.slurm import adopt_step
 
 COMMANDS = {
     "train": "train or fine-tune a classifier on a folder of images",
@@ -101,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.started = started
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        adopt_step()  # a task of srun is then a process of torchrun
         return options.run(options)
     except BrokenPipeError:  # `vitrail describe … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
