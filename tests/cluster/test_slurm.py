@@ -85,6 +85,8 @@ def test_a_job_is_signalled_before_its_time_limit_and_requeued(cluster: Cluster,
     # One to two minutes are left then. SLURM looks every 30 seconds whether it has to signal before its next look.
     hours, minutes, _ = (int(part) for part in cluster.state(job)["RunTime"].split(":"))
     cluster.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={60 * hours + minutes + 2}")
+    wait_until(lambda: cluster.state(job)["Restarts"] == "1", 120, cluster.describe)
+    cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=20")
     state = wait(cluster, tmp, job, "limited")
     assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "1")
     log = read_log(tmp, "limited")

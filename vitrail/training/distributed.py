@@ -188,7 +188,7 @@ def count_processes() -> int:
 
 @contextmanager
 def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
-    """Join the process group of torchrun or `srun`; a team of one without them."""
+    """Join the process group of `torchrun`; a team of one without it."""
     world = count_processes()
     chosen = pick_device(device)
     if world == 1:
