@@ -175,11 +175,15 @@ def test_a_study_is_a_job_array(capsys: pytest.CaptureFixture[str], workplace: P
 
 
 def test_paths_are_quoted_as_sbatch_reads_them(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
-    assert vitrail(capsys, "train", "digits", "--out", '50% "new" $HOME\\', "--slurm", "").code == 0
-    text = (workplace / '50% "new" $HOME\\.slurm.sh').read_text()
-    assert r'--job-name="50% \"new\" $HOME\\"' in text
-    assert rf'--output="{workplace}/50%% \"new\" $HOME\\.slurm.log"' in text
+    assert vitrail(capsys, "train", "digits", "--out", '50% "new" $HOME', "--slurm", "").code == 0
+    text = (workplace / '50% "new" $HOME.slurm.sh').read_text()
+    assert r'--job-name="50% \"new\" $HOME"' in text
+    assert rf'--output="{workplace}/50%% \"new\" $HOME.slurm.log"' in text
     assert quote_directive("nodes=2") == "nodes=2"
+    assert quote_directive("constraint=a\\b") == r'constraint="a\\b"'
+    done = vitrail(capsys, "train", "digits", "--out", "a\\b", "--slurm", "")
+    assert done.code == 2
+    assert "has a backslash or control characters" in done.err
 
 
 def test_submission_prints_the_job(
@@ -227,7 +231,7 @@ def test_a_refusal_of_sbatch_is_one_line(
         ("mem=much", "mem must be a size per node, such as 64G, got 'much'"),
         ("time=4h", "time must be minutes, H:MM:SS or D-HH:MM:SS, such as 90, 4:00:00 or 2-12:00:00, got '4h'"),
         ("time=0", "time must be minutes"),
-        ("time=2", "time=2 must be longer than signal=120 seconds"),
+        ("time=3", "time=3 must be longer than signal=120 seconds and the minute"),
         ("signal=70000", "signal must be <= 65535 seconds, got 70000"),
         ("restarts=-1", "restarts must be a whole number >= 0, got '-1'"),
         ("setup=missing.sh", "setup=missing.sh is not a file"),

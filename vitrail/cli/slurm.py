@@ -35,6 +35,7 @@ KEYS = {
 ARRAY = {"array": "jobs of the array; each runs cells until none is missing [4]"}
 COUNTS = {"nodes": 1, "tasks": 1, "cpus": 1, "array": 1, "signal": 1, "restarts": 0}  # and their minimums
 MAX_SIGNAL_SECONDS = 65_535
+EARLY_SECONDS = 60  # by which SLURM may send the signal too early
 LEAVING_SECONDS = 60  # from the end of the first process to that of the others
 TIME_FORMATS = (  # of sbatch
     r"(?P<m>\d+)",
@@ -142,10 +143,9 @@ def parse_job(text: str, array: bool = False) -> Job:
     defaults: dict[str, Any] = {"array": 4} if array else {}
     job = Job(**defaults | values)
     seconds = None if job.time is None else read_seconds(job.time)
-    if seconds is not None and seconds <= job.signal:
-        raise argparse.ArgumentTypeError(
-            f"time={job.time} must be longer than signal={job.signal} seconds, which are left to save: raise time"
-        )
+    if seconds is not None and seconds <= job.signal + EARLY_SECONDS:
+        minimum = f"signal={job.signal} seconds and the minute by which SLURM may be early"
+        raise argparse.ArgumentTypeError(f"time={job.time} must be longer than {minimum}: raise time or lower signal")
     return job
 
 
@@ -236,9 +236,10 @@ def write_job(options: argparse.Namespace, out: str, restart: Restart | None = N
 
 def build_script(job: Job, path: str, arguments: Sequence[str], restart: Restart | None, group: bool) -> Script:
     """Return the batch script that runs `vitrail` with these arguments."""
-    if re.search(r"[\x00-\x1f]", path + os.getcwd()):
-        raise ValueError(f"{path!r} has control characters, which #SBATCH cannot have: choose another directory")
     base = os.path.abspath(path.removesuffix(".sh"))
+    if re.search(r"[\x00-\x1f\\]", base):
+        reason = "has a backslash or control characters, which sbatch cannot read in the path of a log"
+        raise ValueError(f"{base!r} {reason}: choose another directory")
     log = f"{base}-*.log" if job.array else f"{base}.log"
     output = f"{base.replace('%', '%%')}{'-%a' if job.array else ''}.log"
     program = (sys.executable, "-m", "vitrail")
