@@ -389,7 +389,7 @@ def test_workers_that_crash_are_an_error_the_second_time(photographs):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_workers_ignore_signals_to_the_group(photographs, which):
     alone = collected(Loader(photographs, None, LARGE, batch_size=4).iter_epoch(0))
     loader = Loader(photographs, None, LARGE, batch_size=4, workers=2)

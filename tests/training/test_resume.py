@@ -54,7 +54,7 @@ def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path, at_step:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_stopped_run_saves_and_resumes(tmp: Path, whole: Path, number: signal.Signals, code: int) -> None:
     run = tmp / f"stopped-{code}"
     assert (

@@ -15,6 +15,7 @@ from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress
 from vitrail.data.remote.settings import CACHE_SIZE
 from vitrail.data.remote.urls import RemoteError, redact
+from vitrail.utils.slurm import adopt_step
 
 COMMANDS = {
     "train": "train or fine-tune a classifier on a folder of images",
@@ -107,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     if getattr(options, "cache_size", None) is not None:
         os.environ[CACHE_SIZE] = options.cache_size  # worker processes read it too
     try:
+        adopt_step()  # a task of srun is then a process of torchrun
         return options.run(options)
     except BrokenPipeError:  # `vitrail describe … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

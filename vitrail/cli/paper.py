@@ -3,7 +3,7 @@
 `vitrail paper list` shows the question of each study, the authors' finding and the duration. `vitrail paper run NAME --scale
 laptop` runs one; after an interruption, the same command continues. The directory receives report.html and study.json: the
 table with intervals, the finding beside the paper's, and the limits of the scale. Several runners may share a directory: with
---jobs on one machine, or with torchrun or SLURM array tasks on a shared file system.
+--jobs on one machine, with torchrun, or as a job array of SLURM on a shared file system.
 
 examples:
   vitrail paper list                                      all studies
@@ -14,6 +14,7 @@ examples:
   vitrail paper show studies/positions-laptop             table and finding so far
   vitrail paper page studies/positions-laptop --out docs  docs/positions.md with its figures
   torchrun --nproc-per-node 8 -m vitrail paper run shape --scale cluster --out studies/shape
+  vitrail paper run shape --scale cluster --slurm array=16,gpus=1,time=8:00:00   a job array for SLURM
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail import studies
 from vitrail.cli.options import DATA_HELP, CommandParser, check_at_least, print_result
+from vitrail.cli.slurm import add_slurm_options, write_job
 
 if TYPE_CHECKING:
     from vitrail.studies.study import Study
@@ -60,6 +62,7 @@ def add_arguments(parser: CommandParser) -> None:
     running.add_shared("--device auto|cpu|cuda|mps", "--workers N")
     running.add_shared("--save-seconds N", note="120", default=120.0)
     running.add_shared("--quiet")
+    add_slurm_options(running, array=True)
     running.add_option("--worker", argparse.SUPPRESS)  # a process of --jobs
     for sub in (showing, paging):
         sub.add_argument("study", metavar="STUDY", help="directory of a study")
@@ -111,10 +114,18 @@ def write_docs_page(options: argparse.Namespace) -> int:
 
 def run_study(options: argparse.Namespace) -> int:
     """Run the missing cells of a study and print the results."""
+    if options.submit and not options.slurm:
+        raise ValueError("--submit needs --slurm: give it too, for example --slurm array=8,gpus=1,time=4:00:00")
     study = studies.load_study(options.name)
     check_at_least(1, options.jobs, "--jobs")
     if options.fractions and not options.data:
         raise ValueError("--fractions needs DATA: give --data too")
+    out = options.out or os.path.join("studies", f"{options.name}-{options.scale}")
+    if options.slurm:
+        study.get_scale(options.scale)  # raises where the study has none of this name
+        if options.jobs > 1:
+            raise ValueError("srun starts the processes: give array= or tasks= of --slurm instead of --jobs")
+        return write_job(options, out, group=False)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1 and options.jobs > 1:
         raise ValueError("torchrun starts the processes: leave out --jobs")
@@ -134,7 +145,7 @@ def run_study(options: argparse.Namespace) -> int:
     pick_device(options.device)  # raises before anything is written
     display = SweepDisplay(quiet or options.worker, max(options.jobs, world))
     sweep = begin_sweep(
-        options.out or Path("studies") / f"{options.name}-{options.scale}",
+        out,
         study,
         options.scale,
         Data(options.data, fractions=options.fractions) if options.data else None,

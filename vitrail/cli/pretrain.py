@@ -14,6 +14,7 @@ examples:
   vitrail pretrain photos --method dino --init deit_tiny.safetensors --epochs 10
   vitrail pretrain photos --method mpp --set objective.target=down --set objective.corrupt=0.15
   vitrail pretrain --resume runs/photos-dino-1            continue after a stop or a crash
+  vitrail pretrain photos --method dino --out runs/dino --slurm gpus=4,time=8:00:00   a batch script for SLURM
 then:
   vitrail evaluate runs/photos-dino-1/model.safetensors labelled --probe knn,linear
   vitrail train labelled --init runs/photos-dino-1/model.safetensors
@@ -22,7 +23,13 @@ then:
 import argparse
 
 from vitrail.cli.options import DATA_HELP, CommandParser
-from vitrail.cli.train import add_machine_options, add_run_options, check_run_options, run_training
+from vitrail.cli.train import (
+    add_machine_options,
+    add_run_options,
+    check_run_options,
+    run_training,
+    write_training_job,
+)
 from vitrail.training.recipes import METHODS
 
 
@@ -43,6 +50,8 @@ def add_arguments(parser: CommandParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Pretrain or resume, and print the outcome. The exit code is 1 if the features collapsed."""
     check_run_options(options)
+    if options.slurm:
+        return write_training_job(options)
     from vitrail.training.train import pretrain
 
     return run_training(options, pretrain, method=options.method)

@@ -23,6 +23,7 @@ examples:
   vitrail train --recipe runs/photos-finetune-1/recipe.json   repeat a run
   vitrail train --resume runs/photos-finetune-1               continue after a stop or a crash
   torchrun --nproc-per-node 8 -m vitrail train imagenet --recipe deit --out runs/deit
+  vitrail train imagenet --recipe deit --out runs/deit --slurm nodes=2,gpus=8,time=4:00:00   a batch script for SLURM
 """
 
 import argparse
@@ -33,6 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result, refuse_options
+from vitrail.cli.slurm import Restart, add_slurm_options, write_job
 from vitrail.cli.text.training import TrainingDisplay, format_outcome, format_rounds
 from vitrail.data.remote.urls import has_credentials
 from vitrail.models.sizes import DECODER_NAMES
@@ -45,6 +47,7 @@ CAPTION_OPTIONS = ("objective", "init_image", "tokenizer")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 SELF_TRAINING_OPTIONS = ("rounds", "threshold")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
+RUN_FILES = ("recipe.json", "self_training.json")  # one of them is in a directory that can be resumed
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
 NEW_RUN_OPTIONS = (
     *OVERRIDES,
@@ -140,7 +143,7 @@ def add_machine_options(parser: CommandParser) -> None:
     group.add_shared("--device auto|cpu|cuda|mps", default=None)
     group.add_shared("--precision")
     group.add_shared("--workers N")
-    parallel = "under torchrun: ddp, a full model per process, or fsdp, a sharded one [ddp]"
+    parallel = "with several processes: ddp, a full model per process, or fsdp, a sharded one [ddp]"
     group.add_option("--parallel", parallel, choices=("ddp", "fsdp"))
     group.add_option("--compile", "use torch.compile: slow first step, then faster")
     group.add_option("--skip-nonfinite N", "skip up to N steps with a non-finite loss, then stop [0]", int)
@@ -149,6 +152,7 @@ def add_machine_options(parser: CommandParser) -> None:
     group.add_option("--keep-checkpoints N", "checkpoints to keep, besides the best one [2]", int)
     trackers, log = ("tensorboard", "wandb", "mlflow"), "experiment tracker to log to (repeatable)"
     group.add_argument("--log", action="append", default=[], choices=trackers, help=log)
+    add_slurm_options(parser)
     parser.add_shared("--quiet", "--json")
 
 
@@ -167,6 +171,8 @@ def run(options: argparse.Namespace) -> int:
     check_run_options(options)
     if not options.unlabelled:
         refuse_options(options, SELF_TRAINING_OPTIONS, "needs --unlabelled: give it too")
+    if options.slurm:
+        return write_training_job(options)
     if options.unlabelled or (options.resume and os.path.isfile(os.path.join(options.resume, "self_training.json"))):
         return run_self_training(options)
     from vitrail.training.train import train
@@ -223,6 +229,8 @@ def check_run_options(options: argparse.Namespace) -> None:
         raise ValueError(f"--resume continues a run with its own settings: leave out {first_flag(extra)}")
     if options.accept_changes and not options.resume:
         raise ValueError("--accept-changes is for --resume RUN: leave it out")
+    if options.submit and not options.slurm:
+        raise ValueError("--submit needs --slurm: give it too, for example --slurm gpus=1,time=4:00:00")
     if options.data and os.path.isfile(os.path.join(options.data, "recipe.json")):
         run = shlex.quote(options.data)
         raise ValueError(
@@ -230,6 +238,28 @@ def check_run_options(options: argparse.Namespace) -> None:
         )
     if not options.data:
         refuse_options(options, DATA_OPTIONS, "needs DATA: give it too")
+
+
+def write_training_job(options: argparse.Namespace) -> int:
+    """Write the batch script of a run, which resumes the run where it exists."""
+    if options.resume:
+        if not any(os.path.isfile(os.path.join(options.resume, name)) for name in RUN_FILES):
+            raise ValueError(f"{options.resume} is not a run directory: it has no recipe.json")
+        return write_job(options, options.resume)
+    if not options.out:
+        raise ValueError("--slurm needs --out RUN: a requeued job looks for its run there")
+    if os.path.isfile(options.out) or (os.path.isdir(options.out) and os.listdir(options.out)):
+        remedy = f"give another --out, or use --resume {shlex.quote(options.out)}"
+        raise ValueError(f"{options.out} exists and is not an empty directory: {remedy}")
+    unlabelled = given_options(options, ("unlabelled",))
+    if unlabelled and options.slurm.processes > 1:
+        raise ValueError("self-training runs in one process: leave out nodes, gpus and tasks of --slurm")
+    resume = [options.command, "--resume", options.out]
+    for name, value in given_options(options, (*MACHINE_OPTIONS, "quiet", "traceback")).items():
+        resume += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    resume += [word for tracker in options.log for word in ("--log", tracker)]
+    marker = os.path.join(options.out, RUN_FILES[bool(unlabelled)])
+    return write_job(options, options.out, Restart(marker, resume))
 
 
 def remaining_minutes(options: argparse.Namespace) -> float | None:

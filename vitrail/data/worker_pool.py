@@ -178,6 +178,8 @@ def _init_worker(_worker: int) -> None:
     """Ignore signals sent to the process group: the main process saves first, then stops its workers."""
     atexit.register(_exit_worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM sends it to all processes of a task
     if hasattr(signal, "alarm"):
         signal.signal(signal.SIGTERM, _schedule_exit)
 

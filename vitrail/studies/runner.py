@@ -25,17 +25,19 @@ from vitrail.studies.sweep import Sweep, SweepState
 from vitrail.training.logging import Listener
 from vitrail.training.recipe import Machine
 from vitrail.training.runs.record import write_json
-from vitrail.training.trainer import Diverged, Stopped
+from vitrail.training.trainer import STOP_SIGNALS, Diverged, Stopped
 from vitrail.utils.devices import count_cores
+from vitrail.utils.slurm import stop_code
 
-# A cell runs in one process, even under torchrun.
-DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+# A cell runs in one process, even under torchrun or srun.
+DISTRIBUTED_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
 
 def leave_process_group() -> None:
-    """Remove torchrun's process-group variables. LOCAL_RANK stays: it selects the GPU."""
+    """Replace torchrun's process-group variables by those of a single process. LOCAL_RANK stays: it selects the GPU."""
     for name in DISTRIBUTED_VARIABLES:
         os.environ.pop(name, None)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}  # present, so that those of srun are not adopted again
 
 
 def worker_environment(number: int, jobs: int) -> dict[str, str]:
@@ -52,7 +54,8 @@ def run_jobs(command: Sequence[str], jobs: int, on_record: Listener) -> list[int
     """Run `jobs` processes of a command to their end and return their exit codes. An interrupt stops them, state saved."""
     records: queue.Queue[dict[str, Any] | None] = queue.Queue()
     workers: list[subprocess.Popen[str]] = []
-    previous = signal.signal(signal.SIGTERM, _raise_exit)
+    asked = [number for number in STOP_SIGNALS if number != signal.SIGINT]  # that raises KeyboardInterrupt
+    previous = {number: signal.signal(number, _raise_exit) for number in asked}
     try:
         for number in range(jobs):
             workers.append(_start(command, worker_environment(number, jobs)))
@@ -69,7 +72,8 @@ def run_jobs(command: Sequence[str], jobs: int, on_record: Listener) -> list[int
         _stop(workers)
         raise
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def print_record(record: dict[str, Any]) -> None:
@@ -121,7 +125,7 @@ def _stop(workers: Sequence["subprocess.Popen[str]"]) -> None:
 
 
 def _raise_exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise SystemExit(stop_code(number))
 
 
 POLL_SECONDS = 2.0  # between looks for new cells while other runners work

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from vitrail.training.batch_norm import synchronise_batch_norm
 from vitrail.utils.devices import pick_device
+from vitrail.utils.slurm import adopt_step
 
 Parallel = Literal["ddp", "fsdp"]
 GROUP_TIMEOUT = timedelta(hours=6)  # the other processes wait while the main one audits a large dataset
@@ -179,10 +180,16 @@ def exit_after_parent(parent: int, seconds: float = 30.0) -> None:
     os._exit(128 + signal.SIGTERM)
 
 
+def count_processes() -> int:
+    """Return the number of processes that torchrun started, or else `srun`, whose variables become those of torchrun."""
+    adopt_step()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
     """Join the process group of `torchrun`; a team of one without it."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = count_processes()
     chosen = pick_device(device)
     if world == 1:
         yield Team(0, 1, chosen, parallel)

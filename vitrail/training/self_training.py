@@ -28,6 +28,7 @@ from vitrail.metrics.intervals import wilson_interval
 from vitrail.models.base import Model
 from vitrail.reports.self_training import Round, SelfTrainingRecord, write_self_training_report
 from vitrail.tasks import task_of
+from vitrail.training.distributed import count_processes
 from vitrail.training.recipe import Data, Machine
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.pseudo_labels import (
@@ -94,8 +95,8 @@ def self_train(
     `settings` and `overrides` (model, size, epochs, lr …) are those of `vitrail.train`. The best model on validation images
     is kept.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("self-training runs in one process: use torchrun with the recipe.json of a round")
+    if count_processes() > 1:
+        raise ValueError("self-training runs in one process: use torchrun or srun with the recipe.json of a round")
     given = Data(os.fspath(data)) if isinstance(data, str | os.PathLike) else data
     refuse_credentials(given.where, unlabelled)
     if given.task not in ("auto", "single") or given.targets:

@@ -18,7 +18,7 @@ from vitrail.data.transforms.user import bind_transforms, list_functions
 from vitrail.objectives.registry import CONTRASTIVE, PRETRAINING
 from vitrail.reports.page import write_report
 from vitrail.tasks import Task, task_of
-from vitrail.training.distributed import Team, join_process_group
+from vitrail.training.distributed import Team, count_processes, join_process_group
 from vitrail.training.logging import Listener, import_tracker
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, method_of, read_recipe
 from vitrail.training.recipe_choice import (
@@ -262,7 +262,7 @@ def start_run(
     directory = None if out is None else Path(out)  # the default's name depends on the data
     for tracker in connected["trackers"]:
         import_tracker(tracker)  # fails before anything else is done
-    if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if out is None and count_processes() > 1:
         raise ValueError("several processes need the same run directory: give out=RUN")
     with join_process_group(machine.device, machine.parallel) as team:
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a failure

@@ -36,10 +36,12 @@ from vitrail.training.prefetch import prefetch_batches
 from vitrail.training.schedule import EMA, ScheduleSlot, WeightAverage
 from vitrail.utils.devices import keep_freed_memory
 from vitrail.utils.precision import autocast
+from vitrail.utils.slurm import stop_code
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Metrics = dict[str, float]
 MAX_PENDING = 64  # steps whose numbers are on the device, where nothing is logged
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 FIRST_SAVE_SECONDS = 20.0  # after the start or a resume: a run that is killed early, or again and again, loses little
 
 
@@ -200,7 +202,7 @@ class Trainer:
         if lost := next(filter(None, losses), None):
             raise Stopped(lost, checkpoint, 1, self.loader.workers // 2)
         number = max(numbers)
-        raise Stopped(f"stopped by {signal.Signals(number).name}", checkpoint, 128 + number)
+        raise Stopped(f"stopped by {signal.Signals(number).name}", checkpoint, stop_code(number))
 
     def estimate_seconds_left(self, step: float, validation_due: bool) -> float:
         """Return the seconds until the end of the run, validations and final evaluation included, by seconds per step."""
@@ -355,7 +357,7 @@ class Trainer:
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Stop after the current step on SIGTERM and Ctrl-C, at once on a second Ctrl-C."""
+        """Stop after the current step on SIGTERM, SIGUSR1 and Ctrl-C, at once on a second Ctrl-C."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.signal_number is not None and number == signal.SIGINT:
@@ -365,7 +367,7 @@ class Trainer:
         if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
             yield
             return
-        previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
         try:
             yield
         finally:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+from vitrail.utils.slurm import count_task_cores
+
 
 def pick_device(name: str) -> "torch.device":
     """Return the named device; `auto` is the first available of cuda, mps and cpu. Raise ValueError for others."""
@@ -88,7 +90,9 @@ def count_cores() -> int:
 
 
 def available_cores() -> int:
-    """Return this process's share of the cores, if torchrun started several processes on this machine."""
+    """Return this process's share of the cores, if torchrun or `srun` started several processes on this machine."""
+    if (cores := count_task_cores()) is not None:
+        return max(1, min(cores, count_cores()))
     return max(1, count_cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
