@@ -33,6 +33,7 @@ SOUND_FORMATS = {
 SOUND_SUFFIXES = frozenset(suffix for suffixes in SOUND_FORMATS.values() for suffix in suffixes)
 LIBRARY_FORMATS = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF"}  # libsndfile's names
 SIGNATURES = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"FORM")  # MP3 has others
+WEBM_START, MP4_START = b"\x1a\x45\xdf\xa3", b"ftyp"  # what browsers and telephones record
 MIN_RATE, MAX_CHANNELS = 100, 64
 BLOCK_SAMPLES = 2**16  # decoded at a time
 ZERO_CROSSINGS, ROLL_OFF, KAISER_BETA = 16, 0.945, 9.0  # of the low-pass filter of resampling
@@ -109,7 +110,11 @@ class SoundFile(Sound):
     def __init__(self, source: str | BinaryIO, name: str) -> None:
         soundfile, self.name = import_soundfile(), name
         formats = ", ".join(SOUND_FORMATS)
-        if not has_signature(read_start(source)):  # libmpg123 would look for a sound in it, and print what it finds
+        start = read_start(source)
+        if start.startswith(WEBM_START) or start[4:8] == MP4_START:
+            kind = "WebM" if start.startswith(WEBM_START) else "M4A or MP4"
+            raise OSError(f"{name}: {kind} is not read: convert it to WAV, FLAC or OGG, for example with ffmpeg")
+        if not has_signature(start):  # libmpg123 would look for a sound in it, and print what it finds
             raise OSError(f"{name}: not a sound, or none of {formats}")
         try:
             self._file = soundfile.SoundFile(os.fsencode(source) if isinstance(source, str) else source)
@@ -239,8 +244,8 @@ def read_start(source: str | BinaryIO) -> bytes:
     """Return the first bytes of a file."""
     if isinstance(source, str):
         with open(source, "rb") as file:
-            return file.read(4)
-    start = source.read(4)
+            return file.read(8)
+    start = source.read(8)
     source.seek(0)
     return start
 
@@ -248,7 +253,7 @@ def read_start(source: str | BinaryIO) -> bytes:
 def has_signature(start: bytes) -> bool:
     """Return True if these first bytes of a file are those of an accepted format."""
     is_mpeg = start[:3] == b"ID3" or (start[:1] == b"\xff" and start[1:2] >= b"\xe0")
-    return is_mpeg or start in SIGNATURES
+    return is_mpeg or start.startswith(SIGNATURES)
 
 
 def is_sound_name(name: str) -> bool:

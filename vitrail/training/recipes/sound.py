@@ -94,11 +94,10 @@ def configure_named(facts: Facts, size: tuple[int, int]) -> ModelConfig:
 
 def configure_model(facts: Facts, size: tuple[int, int]) -> ModelConfig:
     """Return a model with patches of 8 mel bins and 8 frames for a second of speech, 16×16 for more."""
-    small = size[0] * size[1] <= 64 * 128
     count = f"{facts.images:,} training sounds"
-    width = facts.choose("width", 192 if facts.images >= LARGE_DATA else 96, count)
+    width = facts.choose("width", 192 if facts.images >= LARGE_DATA else 128, count)
     depth = facts.choose("depth", 6 if facts.images >= LARGE_DATA else 4, count)
-    return common.configure_compact(facts, facts.classes, 8 if small else 16, width, depth, size)
+    return common.configure_compact(facts, facts.classes, 16, width, depth, size)
 
 
 def choose_augmentation(size: tuple[int, int]) -> tuple[AugmentSlot, ...]:
