@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'vitrail[audio]'")
 
 import vitrail
-from tests.data.sounds import encode_sound, tone
-from tests.serve.test_sounds import save_model
+from tests.data.sounds import encode_sound, save_model, tone
 from vitrail.analysis import trace_image
 from vitrail.analysis.sounds import SoundAxes, draw_input, find_axes, flip_trace
 from vitrail.cli import main

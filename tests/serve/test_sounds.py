@@ -7,34 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 pytest.importorskip("fastapi", reason="the service is not installed: pip install 'vitrail[serve]'")
 pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'vitrail[audio]'")
 
 import vitrail
-from tests.data.sounds import encode_sound, tone
+from tests.data.sounds import LABELS, encode_sound, mutate_sounds, save_model, tone
 from tests.serve.made import FORM, Client, form, picture, serving, tiny
 from vitrail.analysis import trace_image
-from vitrail.data.log_mel import LogMel
-from vitrail.data.preprocessing import sound_preprocessing
-
-LABELS = ("high", "low", "none")
-FEATURES = LogMel(8000, 32, 200, 80, "centre")
-
-
-def save_model(path: Path) -> Path:
-    """Save a ViT of spectrograms with random weights."""
-    torch.manual_seed(0)
-    model = vitrail.build(
-        patch=8, width=24, depth=2, heads=2, image_size=(32, 48), channels=1, classes=3, position="sincos2d"
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    vitrail.save(model, path, labels=LABELS, preprocessing=sound_preprocessing(FEATURES, 48, -4.0, 9.0))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -138,22 +119,14 @@ def test_the_service_says_that_the_model_takes_sounds(client: Client) -> None:
 
 
 def test_mutated_sounds_are_answered_in_one_line(client: Client, place: Path) -> None:
-    rng = np.random.default_rng(0)
-    wave = tone(400, 0.2)
-    originals = [encode_sound(wave, format=kind) for kind in ("WAV", "FLAC", "OGG", "AIFF", "MP3")]
-    files = []
-    for number in range(60):
-        data = bytearray(originals[number % len(originals)])
-        for at in rng.integers(0, min(len(data), 200 if number % 2 else len(data)), 6):
-            data[at] = rng.integers(0, 256)
-        files.append((f"{number}.wav", bytes(data[: rng.integers(1, len(data))] if number % 3 == 0 else data)))
+    files = [(f"{number}.wav", data) for number, data in enumerate(mutate_sounds(60))]
     status, said, _ = client.ask("POST", "/predict", form(*files), Content_Type=FORM)
     assert status == 200, said
     assert len(said["predictions"]) == 60
     for part in said["predictions"]:
         error = part.get("error", "")
         assert part.get("answers") or (error and "\n" not in error and len(error) < 300)
-    assert client.post("/predict", originals[0], "audio/wav")[0] == 200
+    assert client.post("/predict", encode_sound(tone(400)), "audio/wav")[0] == 200
 
 
 def test_the_page_takes_sounds_and_records(client: Client, place: Path, browser) -> None:
