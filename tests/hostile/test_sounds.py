@@ -87,20 +87,7 @@ def test_check_names_each_and_training_leaves_it_out(
     }
     kinds = {Path(each["path"]).name: each["kind"] for each in problems}
     assert (kinds["hour.wav"], kinds["lies-more.wav"], kinds["44-kHz.flac"]) == ("silent", "sound-cut", "sample-rate")
-    options = [
-        "--size",
-        "32x48",
-        "--width",
-        "32",
-        "--depth",
-        "1",
-        "--steps",
-        "2",
-        "--batch-size",
-        "8",
-        "--workers",
-        "0",
-    ]
+    options = ["--size", "32x48", "--steps", "2", "--batch-size", "8", "--workers", "0"]
     assert main(["train", str(sounds), "--out", str(tmp_path / "run"), *options]) == 0
     skipped = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["skipped"]
     assert {Path(each["path"]).name for each in skipped} == named
