@@ -15,7 +15,7 @@ from vitrail.analysis.figures.image_view import to_rgb
 from vitrail.analysis.heads import MAX_CELLS, coarsen_grid
 from vitrail.analysis.page.data import encode_base64, encode_image, quantise_rows
 from vitrail.analysis.results import ImageTrace
-from vitrail.analysis.sounds import flip_trace
+from vitrail.analysis.sounds import SoundAxes, draw_input, find_axes, flip_trace
 from vitrail.analysis.trace import trace_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import TokenModel
@@ -23,7 +23,6 @@ from vitrail.serve.body import ImagePart
 from vitrail.serve.decoding import Decode
 from vitrail.serve.limits import RequestRefused
 from vitrail.serve.models import ServedModel, top_predictions
-from vitrail.serve.sounds import describe_spectrogram, find_input_axes
 
 MAX_ATTENTION_BYTES = 6_000_000  # of attention between patches in one response
 MIN_CELLS = 16  # of the coarse grid, for any number of layers and heads
@@ -165,3 +164,16 @@ def encode_maps(trace: ImageTrace, cells: int) -> dict[str, Any]:
 
 def round_scale(scale: np.ndarray) -> list[list[float]]:
     return [[float(f"{value:.6g}") for value in layer] for layer in scale]
+
+
+def describe_spectrogram(pixels: np.ndarray, axes: SoundAxes) -> dict[str, Any]:
+    """Return the image of a model's input as a data URL, high frequencies at the top, and its axes."""
+    return {"image": encode_image(draw_input(pixels[0], axes)), "axes": axes.to_page()}
+
+
+def find_input_axes(preprocessing: Preprocessing, frames: int, config: Any) -> SoundAxes:
+    """Return the axes of the input of a sound of so many frames; `config` is that of a model with patches, or None."""
+    if config is None:
+        return find_axes(frames, preprocessing, preprocessing.size, 1)
+    overlap = getattr(config.embed, "overlap", 0)
+    return find_axes(frames, preprocessing, config.grid_of(preprocessing.size), config.embed.stride, overlap)

@@ -1,16 +1,13 @@
-"""Decoding of untrusted files of sound to the spectrogram of a model, in a decoding process, and its drawing.
+"""Decoding of untrusted files of sound to the spectrogram of a model. Runs in a decoding process.
 
 Only the part that the model takes is decoded. The header of a file may lie about its length: samples that are missing are 0,
 and the process limits memory and CPU time.
 """
 
 import io
-from typing import Any
 
 import numpy as np
 
-from vitrail.analysis.page.data import encode_image
-from vitrail.analysis.sounds import SoundAxes, draw_input, find_axes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sound import SoundFile
 from vitrail.serve.limits import RequestRefused
@@ -29,16 +26,3 @@ def decode_sound(
         taken = features.count_samples(min(frames, preprocessing.size[1])) * sound.rate / features.sample_rate
         pixels = preprocessing.to_pixels(sound).numpy()
         return pixels, round(taken * sound.channels), (features.mel_bins, frames)
-
-
-def describe_spectrogram(pixels: np.ndarray, axes: SoundAxes) -> dict[str, Any]:
-    """Return the image of a model's input as a data URL, high frequencies at the top, and its axes."""
-    return {"image": encode_image(draw_input(pixels[0], axes)), "axes": axes.to_page()}
-
-
-def find_input_axes(preprocessing: Preprocessing, frames: int, config: Any) -> SoundAxes:
-    """Return the axes of the input of a sound of so many frames; `config` is that of a model with patches, or None."""
-    if config is None:
-        return find_axes(frames, preprocessing, preprocessing.size, 1)
-    overlap = getattr(config.embed, "overlap", 0)
-    return find_axes(frames, preprocessing, config.grid_of(preprocessing.size), config.embed.stride, overlap)

@@ -2,7 +2,7 @@
 
     vitrail train sounds/
     vitrail train sounds/ --size 128x256
-    vitrail train sounds/ --recipe sound --model S/16
+    vitrail train sounds/ --model AST-Ti/16
 
 A sound is an image of one channel: its log-mel spectrogram, rows are mel bins and columns frames of 10 ms. Convolutions before
 the encoder, fixed positions, mean pooling; Muon trains the matrices, as in scratch-small. The sample rate, the number of frames,
@@ -87,9 +87,10 @@ def choose_preprocessing(facts: Facts, least_bins: int = 64) -> Preprocessing:
 
 
 def configure_named(facts: Facts, size: tuple[int, int]) -> ModelConfig:
-    """Return the model of --model for spectrograms of this size."""
+    """Return the model of --model for spectrograms of this size; AST-… as published."""
     sized = replace(facts, overrides={**facts.overrides, "size": size})
-    return common.configure_named(sized, position="sincos2d", pool="mean")
+    slots = {} if facts.overrides["model"].startswith("AST-") else {"position": "sincos2d", "pool": "mean"}
+    return common.configure_named(sized, **slots)
 
 
 def configure_model(facts: Facts, size: tuple[int, int]) -> ModelConfig:
