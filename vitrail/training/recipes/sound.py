@@ -8,6 +8,8 @@ A sound is an image of one channel: its log-mel spectrogram, rows are mel bins a
 the encoder, fixed positions, mean pooling; Muon trains the matrices, as in scratch-small. The sample rate, the number of frames,
 the size of the model and the length of the run depend on the sounds. Spectrograms are stretched, shifted and masked
 (SpecAugment), and pairs of them mixed (mixup).
+Expected: spoken digits of six speakers, all in training, 450 steps: 98.3 % (96.2–99.3) of 300 test recordings (measured, one
+seed: docs/results.md).
 """
 
 from dataclasses import replace
@@ -28,7 +30,7 @@ MAX_RATE, SPEECH_RATE = 16_000, 8_000  # Hz: higher rates are reduced; up to SPE
 MIN_FRAMES, MAX_FRAMES = 64, 1024
 AUDIOSET_MEAN, AUDIOSET_STD = -4.2677393, 4.5689974
 LARGE_DATA = 20_000  # training sounds from which on a few epochs are enough
-SAMPLES = 60_000  # sounds of a whole run on little data
+SAMPLES = 30_000  # sounds of a whole run on little data
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
