@@ -23,6 +23,7 @@ def test_openapi_describes_all_routes(tmp_path):
         "/segment",
         "/embed",
         "/attention",
+        "/spectrogram",
         "/models",
         "/healthz",
         "/readyz",

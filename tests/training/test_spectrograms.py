@@ -32,3 +32,10 @@ def test_a_distilled_model_of_images_is_fine_tuned_on_sounds(tmp_path: Path) -> 
     vitrail.train(sounds, out=tmp_path / "again", init=str(tmp_path / "run" / "model.safetensors"), **options)
     again = vitrail.load(tmp_path / "again" / "model.safetensors")
     assert (again.config, again.preprocessing) == (model.config, model.preprocessing)
+
+
+def test_a_published_model_is_trained_from_scratch(tmp_path: Path) -> None:
+    sounds = write_folder(tmp_path / "sounds", 4)
+    options = {"workers": 0, "device": "cpu", "steps": 1, "batch_size": 4, "size": (32, 32)}
+    vitrail.train(sounds, out=tmp_path / "run", model="AST-Ti/16", **options)
+    assert vitrail.load(tmp_path / "run" / "model.safetensors").config.describe().startswith("AST-Ti/16")

@@ -4,9 +4,10 @@ import io
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from vitrail.analysis.results import space_evenly
 from vitrail.data.audit.image import MAX_FILE_BYTES, inspect_bytes
-from vitrail.data.dataset import Images
+from vitrail.data.dataset import Images, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, name_image_errors, supported_formats
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sound import SOUND_SUFFIXES, Sound, import_soundfile, open_sound
 from vitrail.data.sources.files import FileStore, printable_path
 from vitrail.inference import BATCH_SIZE, run_batches
 from vitrail.models.base import Model, TokenModel
@@ -73,7 +75,7 @@ class InspectedModel:
         problems = [f"{name}: {reason}" for name, reason in unreadable.items()]
         skipped += problems
         if not read:
-            raise make_no_images_error(problems)
+            raise make_no_images_error(problems, self.preprocessing.media)
 
 
 def resolve_target(model: Model, text: str) -> int:
@@ -98,8 +100,9 @@ def resolve_target(model: Model, text: str) -> int:
     raise ValueError(f"--target {text}: no such class. {hint}")
 
 
-def list_images(paths: list[str]) -> list[Path]:
-    """Return the given files and the images in the given folders and their subfolders, in order."""
+def list_images(paths: list[str], media: Media = "image") -> list[Path]:
+    """Return the given files and the images, or sounds, in the given folders and their subfolders, in order."""
+    suffixes = SOUND_SUFFIXES if media == "sound" else IMAGE_SUFFIXES
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -108,12 +111,12 @@ def list_images(paths: list[str]) -> list[Path]:
         inside = [
             file
             for file in sorted(path.rglob("*"))
-            if file.suffix.lower() in IMAGE_SUFFIXES
+            if file.suffix.lower() in suffixes
             and not os.path.isdir(file)
             and not any(part.startswith(".") for part in file.relative_to(path).parts)
         ]
         if not inside:
-            raise ValueError(f"{path} has no images: give a file or a folder with {', '.join(sorted(IMAGE_SUFFIXES))}")
+            raise ValueError(f"{path} has no {media}s: give a file or a folder with {', '.join(sorted(suffixes))}")
         files += inside
     return files
 
@@ -127,10 +130,10 @@ class UnusableImageError(ValueError):
     """Image that cannot be used, with the reason in one line."""
 
 
-def make_no_images_error(problems: list[str]) -> ValueError:
-    """Return the error for inputs without a usable image: the first three reasons."""
+def make_no_images_error(problems: list[str], media: Media = "image") -> ValueError:
+    """Return the error for inputs without a usable image or sound: the first three reasons."""
     more = f"; and {len(problems) - 3:,} more" if len(problems) > 3 else ""
-    return ValueError(f"no image could be read: {'; '.join(problems[:3])}{more}")
+    return ValueError(f"no {media} could be read: {'; '.join(problems[:3])}{more}")
 
 
 class CheckedFiles(FileStore):
@@ -139,8 +142,9 @@ class CheckedFiles(FileStore):
     def name(self, item: int) -> str:
         return clean_text(super().name(item))
 
-    def open(self, item: int) -> Image.Image:
-        return load_image_file(Path(self.path(item)))
+    def open(self, item: int) -> Any:
+        load = load_sound_file if self.media == "sound" else load_image_file
+        return load(Path(self.path(item)))
 
 
 def make_images(store: FileStore) -> Images:
@@ -148,10 +152,34 @@ def make_images(store: FileStore) -> Images:
     return Images(store, np.arange(len(store)), np.zeros(len(store), dtype=np.int64), ("",))
 
 
+def load_sound_file(path: Path) -> Sound:
+    """Return an opened sound; raise UnusableImageError if it is missing or damaged."""
+    import_soundfile()  # raises if it is not installed
+    with report_unusable(path):
+        if not path.exists():
+            raise UnusableImageError(f"{clean_text(printable_path(os.fspath(path)))}: no such file, or a broken link")
+        if not path.is_file():
+            raise UnusableImageError(f"{clean_text(printable_path(os.fspath(path)))}: not a regular file")
+        return open_sound(os.fspath(path), clean_text(printable_path(os.fspath(path))))
+
+
+@contextmanager
+def report_unusable(path: Path) -> Iterator[None]:
+    """Raise errors of reading a file as UnusableImageError, with its name."""
+    name = clean_text(printable_path(os.fspath(path)))
+    try:
+        yield
+    except UnusableImageError:
+        raise
+    except (OSError, ValueError, MemoryError) as error:
+        message = str(error) if name in str(error) else f"{name}: {error or type(error).__name__}"
+        raise UnusableImageError(" ".join(message.split())) from error
+
+
 def load_image_file(path: Path) -> Image.Image:
     """Return the first frame of an image file; raise UnusableImageError if it is missing, too large or damaged."""
     name = clean_text(printable_path(os.fspath(path)))
-    try:
+    with report_unusable(path):
         if not path.exists():
             raise UnusableImageError(f"{name}: no such file, or a broken link")
         if not path.is_file():
@@ -167,8 +195,3 @@ def load_image_file(path: Path) -> Image.Image:
             image = Image.open(io.BytesIO(data), formats=supported_formats())
             image.load()
             return image
-    except UnusableImageError:
-        raise
-    except (OSError, ValueError, MemoryError) as error:
-        message = str(error) if name in str(error) else f"{name}: {error or type(error).__name__}"
-        raise UnusableImageError(" ".join(message.split())) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from vitrail import __version__, analysis
 from vitrail.analysis import inputs
@@ -20,6 +21,7 @@ from vitrail.analysis.output import RECORD_FILE, OutputFolder
 from vitrail.analysis.page import page
 from vitrail.analysis.page.data import choose_cells, encode_figure, pack_image
 from vitrail.analysis.results import AttentionDistances, ModelView, PositionMaps
+from vitrail.analysis.sounds import SoundAxes, draw_input, find_axes, flip_trace
 from vitrail.data.sources.files import printable_path
 from vitrail.nn.embed import PatchEmbedding
 from vitrail.reports.html import clean_text
@@ -48,7 +50,7 @@ class ModelInspector(inputs.InspectedModel):
 
     views: Sequence[str] = VIEWS
     layers: Sequence[int] | None = None  # from 1; None for all
-    at: tuple[int, int] | None = None  # x and y in pixels of the preprocessed image
+    at: tuple[float, float] | None = None  # x and y in pixels of the preprocessed image; seconds and Hz of a sound
     target: int | None = None
     components: int = FILTER_COUNT  # principal filters
 
@@ -57,10 +59,14 @@ class ModelInspector(inputs.InspectedModel):
         for layer in self.layers or ():
             if not 1 <= layer <= depth:
                 raise ValueError(f"layer must be 1 to {depth}, got {layer}")
-        if self.at is not None:
+        if self.at is not None and self.preprocessing.sound is None:
             (x, y), (height, width) = self.at, self.preprocessing.size
             if not (0 <= x < width and 0 <= y < height):
-                raise ValueError(f"--at must be 0,0 to {width - 1},{height - 1} of the preprocessed image, got {x},{y}")
+                raise ValueError(
+                    f"--at must be 0,0 to {width - 1},{height - 1} of the preprocessed image, got {x:g},{y:g}"
+                )
+            if x % 1 or y % 1:
+                raise ValueError(f"--at must be a whole pixel of the preprocessed image, got {x:g},{y:g}")
 
     @property
     def patch(self) -> int:
@@ -80,11 +86,20 @@ class ModelInspector(inputs.InspectedModel):
         detail: int = MAX_CELLS,
     ) -> ImageView:
         """Trace one file; attention between patches is on a grid of at most `detail` cells."""
-        pixels = self.preprocessing.to_pixels(inputs.load_image_file(path))
+        pixels, axes, at = *self.load_pixels(path), None
+        if self.at is not None and axes is None:
+            x, y = self.at
+            at = analysis.find_patch(self.model, int(x), int(y), size=self.preprocessing.size)
+        elif self.at is not None and axes is not None:
+            try:
+                row, column = axes.find_cell(*self.at, self.grid)
+            except ValueError as error:
+                raise inputs.UnusableImageError(f"{clean_text(path.name)}: {error}") from None
+            at = (self.grid[0] - 1 - row, column)
         trace = analysis.trace_image(
             self.model,
             self.preprocessing.normalise(pixels)[None].to(self.device),
-            at=None if self.at is None else analysis.find_patch(self.model, *self.at, size=self.preprocessing.size),
+            at=at,
             target=self.target,
             max_cells=detail,
             views=self.list_trace_views(self.views if views is None else views),
@@ -92,15 +107,26 @@ class ModelInspector(inputs.InspectedModel):
         )
         return ImageView(
             path.name,
-            to_rgb(pixels.numpy()),
-            trace,
+            to_rgb(pixels.numpy()) if axes is None else draw_input(pixels[0].numpy(), axes),
+            trace if axes is None else flip_trace(trace),
             self.model.labels,
             self.name,
             channels=self.model.embed.channels,
             is_linear_embedding=isinstance(self.model.embed, PatchEmbedding),
             is_sigmoid=self.is_sigmoid,
             has_numbers=is_regression(self.model),
+            axes=axes,
         )
+
+    def load_pixels(self, path: Path) -> tuple[Tensor, SoundAxes | None]:
+        """Return the pixels of an image file, uint8 [C, H, W], or the spectrogram of a sound, float32, with its axes."""
+        features = self.preprocessing.sound
+        if features is None:
+            return self.preprocessing.to_pixels(inputs.load_image_file(path)), None
+        with inputs.load_sound_file(path) as sound, inputs.report_unusable(path):
+            overlap = getattr(self.model.config.embed, "overlap", 0)
+            axes = find_axes(sound.count_frames(features), self.preprocessing, self.grid, self.patch, overlap)
+            return self.preprocessing.to_pixels(sound), axes
 
     @property
     def is_sigmoid(self) -> bool:
@@ -143,7 +169,7 @@ class ModelInspector(inputs.InspectedModel):
             return analysis.extract_positions(self.model, self.grid)
         if view == "filters":
             return analysis.extract_filters(self.model, self.components)
-        images = inputs.make_images(inputs.CheckedFiles.from_paths(map(str, files)))
+        images = inputs.make_images(inputs.CheckedFiles.from_paths(map(str, files), self.preprocessing.media))
         batches = self.iter_batches(images, [], skipped, "measuring distances", on_progress)
         return analysis.measure_distances(self.model, batches)
 
@@ -185,7 +211,8 @@ class Inspection:
             figures = {file: draw() for file, draw in drawings.items()}
             for file, png in figures.items():
                 self.folder.write_file(f"{name}/{file}", png)
-            self.folder.save_arrays(f"{name}/arrays.npz", {**self.inspector.to_arrays(view), "picture": view.pixels})
+            arrays = {**self.inspector.to_arrays(view), "picture": view.pixels, **list_edges(view)}
+            self.folder.save_arrays(f"{name}/arrays.npz", arrays)
             shown = [key for key in page.IMAGE_CAPTIONS if f"{key}.png" in figures]
             on_page = {key: encode_figure(figures[f"{key}.png"]) for key in shown}
             panels.append(
@@ -196,7 +223,7 @@ class Inspection:
         if self.on_progress:
             self.on_progress("images", len(paths), len(paths))
         if not panels:
-            raise inputs.make_no_images_error(self.skipped)
+            raise inputs.make_no_images_error(self.skipped, self.inspector.preprocessing.media)
         return panels
 
     def write_model_figures(self, files: list[Path]) -> list[page.ModelFigure]:
@@ -286,6 +313,15 @@ def make_folder_names(paths: list[Path]) -> list[str]:
     return names
 
 
+def list_edges(view: ImageView) -> dict[str, np.ndarray]:
+    """Return the frequencies and times between the rows and columns of the maps of a sound; nothing for an image."""
+    if view.axes is None:
+        return {}
+    (h, w), axes = view.trace.grid, view.axes
+    hertz, seconds = [axes.hertz_at(k / h) for k in range(h + 1)], [axes.seconds_at(k / w) for k in range(w + 1)]
+    return {"hertz": np.array(hertz, np.float32), "seconds": np.array(seconds, np.float32)}
+
+
 def view_to_dict(view: ImageView, path: Path, folder: str, files: list[str]) -> dict[str, Any]:
     """Return the record of one image for JSON."""
     record: dict[str, Any] = {
@@ -298,6 +334,7 @@ def view_to_dict(view: ImageView, path: Path, folder: str, files: list[str]) -> 
         record["values"] = {view.label(k): float(value) for k, value in enumerate(view.trace.logits)}
     if view.trace.at is not None:
         record["patch"] = {"row": view.trace.at[0], "column": view.trace.at[1]}
+        record["patch"] |= {} if view.axes is None else {"where": view.patch_text}
     if isinstance(view, StagedView) and view.staged.pixel is not None:
         record["pixel"] = list(view.staged.pixel)
     if view.trace.target is not None:

@@ -52,6 +52,9 @@ def choose_inspector(
 
     `views` are those of the user, None for all; `others` are checked too.
     """
+    sounds = getattr(model.preprocessing, "sound", None) is not None
+    if sounds and not model.config.has_tokens:
+        raise refuse(model.config, "inspecting a model of sounds", "use a Vision Transformer")
     if model.config.has_tokens:
         return ModelInspector, tuple(views or VIEWS)
     require_attention(model)
@@ -101,9 +104,10 @@ class StagedInspector(ModelInspector):
     ) -> ImageView:
         """Trace one file; `detail` is the number of attention weights that are kept."""
         pixels = self.preprocessing.to_pixels(inputs.load_image_file(path))
+        at = None if self.at is None else (int(self.at[0]), int(self.at[1]))
         names = self.list_trace_views(self.views if views is None else views)
         image = self.preprocessing.normalise(pixels)[None].to(self.device)
-        staged = trace_stages(self.model, image, at=self.at, views=names, max_weights=detail)
+        staged = trace_stages(self.model, image, at=at, views=names, max_weights=detail)
         if on_progress is not None:
             on_progress("layers", self.model.config.depth, self.model.config.depth)
         entropy = stack_heads(layer.entropy for layer in staged.layers) if staged.layers else None

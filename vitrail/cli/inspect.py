@@ -12,6 +12,9 @@ is left.
 For a model of clips, give video files or folders of frames. The figure is a strip of frames with the attention of the class
 token, or the mean of all patches, at each time step. Other views are for models of images.
 
+For a model of sounds, give sound files. Maps are drawn over the spectrogram that the model takes, with axes in Hz and seconds,
+and --at is a time and a frequency: --at 0.25,1200.
+
 With --compare the first two arguments are models, the rest are images. Both models see the same images, and their layers are
 compared as in Park et al. 2023 ("What Do Self-Supervised Vision Transformers Learn?"): attention distance, diversity of heads
 and queries, frequencies of the tokens and, for a folder of class folders or another labelled dataset, a linear probe of each
@@ -24,6 +27,7 @@ examples:
   vitrail inspect deit_tiny.safetensors cat.jpg --size 384 --view attention --layers 1,6,12 --out large
   vitrail inspect hf://facebook/dinov2-base cat.jpg --terminal tokens
   vitrail inspect runs/actions walk.mp4 --out walk
+  vitrail inspect runs/digits seven.wav --at 0.25,1200 --out seven
   vitrail inspect --compare runs/mae runs/dino photos --out mae-and-dino
   vitrail inspect --compare mae.safetensors dino.safetensors cat.jpg dog.jpg --json
 """
@@ -49,12 +53,15 @@ SINGLE_MODEL_OPTIONS = ("view", "terminal", "at", "layers", "target")
 DEFAULT_IMAGES, DEFAULT_FILTERS = 12, 28
 
 
-def parse_pixel(text: str) -> tuple[int, int]:
-    """Return "120,80" as (x, y)."""
-    x, comma, y = text.partition(",")
-    if not comma or not x.strip().isdecimal() or not y.strip().isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a pixel: write x,y, like 120,80")
-    return int(x), int(y)
+def parse_place(text: str) -> tuple[float, float]:
+    """Return "120,80" or "0.25,1200" as two numbers >= 0."""
+    try:
+        x, y = map(float, text.split(","))
+    except ValueError:
+        x = y = -1.0
+    if not (0 <= x < 1e9 and 0 <= y < 1e9):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pixel: write x,y, like 120,80 (of a sound seconds,Hz)")
+    return x, y
 
 
 def parse_layers(text: str) -> list[int]:
@@ -71,7 +78,7 @@ def parse_layers(text: str) -> list[int]:
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail inspect`."""
     parser.add_checkpoint()
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="images, or folders of images")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="images or sounds, or folders of them")
     parser.add_option("--compare", "compare two models: --compare MODEL MODEL IMAGE…")
     parser.add_option("--out DIR", "output directory: new, empty, or of an earlier inspection", Path)
     views = f"view to draw (repeatable): {', '.join(VIEWS)} [all]; rollout includes relevance"
@@ -80,7 +87,8 @@ def add_arguments(parser: CommandParser) -> None:
         "view to draw in the terminal: one of --view, or relevance [rollout; attention for windows]; --out is optional"
     )
     parser.add_option("--terminal NAME", terminal, nargs="?", const="default", choices=(*TERMINAL_VIEWS, "default"))
-    parser.add_option("--at X,Y", "pixel of the preprocessed image: attention and similarity of its patch", parse_pixel)
+    at = "pixel of the preprocessed image, or seconds,Hz of a sound: attention and similarity of its patch"
+    parser.add_option("--at X,Y", at, parse_place)
     parser.add_option("--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
     parser.add_option("--target CLASS", "class to explain, by name or index [the predicted class]")
     parser.add_shared("--size N|HxW")
@@ -108,9 +116,10 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.analysis.output import list_previous_files
     from vitrail.deploy.runtimes.open import read_media
 
-    if read_media(options.model, parse_assumptions(options), options.take) == "video":
+    media = read_media(options.model, parse_assumptions(options), options.take)
+    if media == "video":
         return run_clips(options)
-    files = list_images(options.images)
+    files = list_images(options.images, media)
     if options.out is not None:
         list_previous_files(options.out)  # raises before a model is loaded
     inspector = build_inspector(options)
@@ -192,7 +201,12 @@ def compare_from_options(options: argparse.Namespace, paths: list[str]) -> "Mode
     """Load the images, then the models, and compare them."""
     from vitrail.analysis.compare_models import compare_models, gather_images
     from vitrail.analysis.inputs import InspectedModel
+    from vitrail.deploy.runtimes.open import read_media
+    from vitrail.models.base import Unsupported
 
+    for path in (options.model, options.images[0]):
+        if read_media(path, parse_assumptions(options), options.take) == "sound":
+            raise Unsupported(f"--compare does not support models of sounds, and {path} is one")
     images = gather_images(paths, options.limit, count_progress())
     clear_progress()
     models = []
@@ -266,10 +280,12 @@ def write_inspection(inspector: "ModelInspector", files: list[Path], options: ar
         prediction = "".join(f"  {p['name']} {100 * p['probability']:.0f} %" for p in image["predicted"][:1])
         patch = image.get("patch")
         position = f"  patch in row {patch['row'] + 1}, column {patch['column'] + 1}" if patch else ""
+        position = f"  patch at {patch['where']}" if patch and "where" in patch else position
         position = f"  pixel {pixel[0]},{pixel[1]}" if (pixel := image.get("pixel")) else position
         lines.append(f"{options.out / image['folder']}{prediction}{position}")
     if result.images and len(files) > options.limit:
-        lines.append(f"{options.limit} of {len(files):,} images are drawn: --limit {len(files)} draws all")
+        media = inspector.preprocessing.media
+        lines.append(f"{options.limit} of {len(files):,} {media}s are drawn: --limit {len(files)} draws all")
     page = str(options.out / "index.html")
     record = {"page": page, "directory": str(options.out), "images": result.images}
     print_result(options, record | {"skipped": result.skipped, "files": sorted(result.folder.written)}, [*lines, page])
@@ -303,5 +319,5 @@ def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: ar
         print("\n".join(terminal.render_image_view(image_view, view, width, depth, inspector.layers)))
         print(clean_text(": ".join(filter(None, (image_view.name, image_view.prediction_text)))))
     if len(skipped) == len(selected):
-        raise make_no_images_error(skipped)
+        raise make_no_images_error(skipped, inspector.preprocessing.media)
     return skipped

@@ -2,7 +2,8 @@
 
 MODEL is a checkpoint of any known format (a file, a directory, a run of `vitrail train`, hf://owner/name) or a file of
 `vitrail export`. Several models are served by name: NAME=MODEL. Send images to POST /predict (segmentation models: /segment),
-/embed and /attention; GET / is the web page, /openapi.json the description, /metrics the metrics for Prometheus.
+/embed and /attention; GET / is the web page, /openapi.json the description, /metrics the metrics for Prometheus. A model of
+clips takes videos, a model of sounds takes sound files, which POST /spectrogram draws.
 
 The service listens on 127.0.0.1 unless --host is given. Concurrent requests are batched; a request that would wait too long is
 refused at once (503 with Retry-After). SIGTERM finishes accepted requests; SIGHUP reloads the models' files.
@@ -10,6 +11,7 @@ refused at once (503 with Retry-After). SIGTERM finishes accepted requests; SIGH
 examples:
   vitrail serve runs/photos-finetune-1                        then open http://127.0.0.1:8000
   curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
+  curl --data-binary @seven.wav -H 'Content-Type: audio/wav' http://127.0.0.1:8000/predict
   curl -F images=@cat.jpg -F images=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
   vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other
   vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt
@@ -54,7 +56,7 @@ def add_arguments(parser: CommandParser) -> None:
     limits.add_option("--image-formats LIST", f"{known} [{formats}]", default=formats)
     limits.add_option("--max-images N", "maximum images per request [64]", int, default=64)
     limits.add_option("--max-frames N", "maximum frames of a video [20,000]", int, default=20_000)
-    limits.add_option("--max-duration S", "maximum seconds of a video [600]", float, default=600.0)
+    limits.add_option("--max-duration S", "maximum seconds of a video or sound [600]", float, default=600.0)
     limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
     limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
     limits.add_option("--body-timeout S", "seconds for a request body [30]", float, default=30.0)
@@ -114,7 +116,8 @@ def run(options: argparse.Namespace) -> int:
             prepare_processes()
             for model in service.models.served.values():
                 h, w = model.contract.preprocessing.size
-                print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")
+                size = f"{h} mel bins × {w} frames" if model.contract.media == "sound" else f"{h}×{w} pixels"
+                print(f"{model.name}: {model.where}, {size}, runtime {model.deployed.runtime.name}")
                 for note in (*model.deployed.notes, *describe_precision(model.deployed)):
                     print(f"  {note}")
             if options.host not in LOOPBACK_HOSTS and not tokens:

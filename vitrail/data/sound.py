@@ -8,6 +8,7 @@ import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from math import ceil, gcd
 from types import TracebackType
@@ -21,6 +22,7 @@ from torch import Tensor
 from vitrail.data.decode import name_image_errors
 from vitrail.data.log_mel import MAX_RATE, LogMel, fit_frames, log_mel
 from vitrail.data.video import has_suffix
+from vitrail.utils.stderr import StderrFilter
 
 # Accepted formats of libsndfile and the suffixes of their files.
 SOUND_FORMATS = {
@@ -33,10 +35,14 @@ SOUND_FORMATS = {
 SOUND_SUFFIXES = frozenset(suffix for suffixes in SOUND_FORMATS.values() for suffix in suffixes)
 LIBRARY_FORMATS = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF"}  # libsndfile's names
 SIGNATURES = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"FORM")  # MP3 has others
+WEBM_START, MP4_START = b"\x1a\x45\xdf\xa3", b"ftyp"  # what browsers and telephones record
 MIN_RATE, MAX_CHANNELS = 100, 64
 BLOCK_SAMPLES = 2**16  # decoded at a time
 ZERO_CROSSINGS, ROLL_OFF, KAISER_BETA = 16, 0.945, 9.0  # of the low-pass filter of resampling
 DRAWN_FRAMES = 1024
+quiet_mpeg = StderrFilter(
+    "[src/libmpg123", "Note: ", "Warning: "
+)  # the decoder of MP3 prints what is wrong with a file
 MAX_PHASES = 8192  # filters kept for a pair of rates
 
 
@@ -109,10 +115,16 @@ class SoundFile(Sound):
     def __init__(self, source: str | BinaryIO, name: str) -> None:
         soundfile, self.name = import_soundfile(), name
         formats = ", ".join(SOUND_FORMATS)
-        if not has_signature(read_start(source)):  # libmpg123 would look for a sound in it, and print what it finds
+        start = read_start(source)
+        if start.startswith(WEBM_START) or start[4:8] == MP4_START:
+            kind = "WebM" if start.startswith(WEBM_START) else "M4A or MP4"
+            raise OSError(f"{name}: {kind} is not read: convert it to WAV, FLAC or OGG, for example with ffmpeg")
+        if not has_signature(start):  # libmpg123 would look for a sound in it, and print what it finds
             raise OSError(f"{name}: not a sound, or none of {formats}")
+        self._quiet = quiet_mpeg if is_mpeg(start) else nullcontext
         try:
-            self._file = soundfile.SoundFile(os.fsencode(source) if isinstance(source, str) else source)
+            with self._quiet():
+                self._file = soundfile.SoundFile(os.fsencode(source) if isinstance(source, str) else source)
         except (soundfile.SoundFileError, RuntimeError, TypeError) as error:
             text = str(error).rsplit(": ", 1)[-1].strip().rstrip(".")
             raise OSError(f"{name}: not a sound, or none of {formats} ({text})") from None
@@ -137,9 +149,17 @@ class SoundFile(Sound):
         return self._file.frames
 
     def read(self, start: int, count: int) -> np.ndarray:
-        soundfile = import_soundfile()
         count = max(0, min(count, len(self) - start))
-        blocks, done = [np.empty(0, np.float32)], 0
+        blocks = [np.empty(0, np.float32)]
+        with self._quiet():
+            done = self._read_blocks(start, count, blocks)
+        if not done and count:
+            raise OSError(f"{self.name}: ends before sample {start:,} of {len(self):,}")
+        return np.concatenate(blocks)
+
+    def _read_blocks(self, start: int, count: int, blocks: list[np.ndarray]) -> int:
+        """Append the samples to `blocks`, and return how many there are."""
+        soundfile, done = import_soundfile(), 0
         try:
             if count:
                 self._file.seek(start)
@@ -151,12 +171,11 @@ class SoundFile(Sound):
                 done += len(block)
         except (soundfile.SoundFileError, RuntimeError) as error:
             raise OSError(f"{self.name}: cannot be decoded at sample {start + done:,} ({error})") from None
-        if not done and count:
-            raise OSError(f"{self.name}: ends before sample {start:,} of {len(self):,}")
-        return np.concatenate(blocks)
+        return done
 
     def close(self) -> None:
-        self._file.close()
+        with self._quiet():
+            self._file.close()
 
 
 class ArraySound(Sound):
@@ -239,16 +258,20 @@ def read_start(source: str | BinaryIO) -> bytes:
     """Return the first bytes of a file."""
     if isinstance(source, str):
         with open(source, "rb") as file:
-            return file.read(4)
-    start = source.read(4)
+            return file.read(8)
+    start = source.read(8)
     source.seek(0)
     return start
 
 
 def has_signature(start: bytes) -> bool:
     """Return True if these first bytes of a file are those of an accepted format."""
-    is_mpeg = start[:3] == b"ID3" or (start[:1] == b"\xff" and start[1:2] >= b"\xe0")
-    return is_mpeg or start in SIGNATURES
+    return is_mpeg(start) or start.startswith(SIGNATURES)
+
+
+def is_mpeg(start: bytes) -> bool:
+    """Return True if these first bytes of a file are those of MP3."""
+    return start[:3] == b"ID3" or (start[:1] == b"\xff" and start[1:2] >= b"\xe0")
 
 
 def is_sound_name(name: str) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -39,6 +39,8 @@ PAGE_FILES = {
     "/page.css": ("vitrail.serve", "page.css", "text/css"),
     "/page.js": ("vitrail.serve", "page.js", "text/javascript"),
     "/masks.js": ("vitrail.serve", "masks.js", "text/javascript"),
+    "/sounds.js": ("vitrail.serve", "sounds.js", "text/javascript"),
+    "/recorder.js": ("vitrail.serve", "recorder.js", "text/javascript"),
     "/maps.js": ("vitrail.analysis.page", "maps.js", "text/javascript"),
 }
 LARGE_RESPONSE = 4096  # values; larger ones are written in a thread
@@ -156,18 +158,20 @@ class Service:
             gone.cancel()
             task.cancel()
 
-    async def compute_attention(self, request: Request, name: str | None, map_request: MapRequest | None) -> Response:
-        """Compute attention maps for one image; requests are processed one at a time."""
+    async def compute_view(
+        self, request: Request, name: str | None, view: Callable[[ServedModel, ImagePart], dict[str, Any]]
+    ) -> Response:
+        """Compute attention maps or the spectrogram of one input; requests are processed one at a time."""
         served = self.models.get(name)
         address = client_address(request)
         self.attention_slots.check_free(address=address)
         async with receive_images(request, self.limits, self.body_memory) as parts:
             if len(parts) > 1:
-                raise RequestRefused(413, f"attention takes one image per request, got {len(parts)}")
+                raise RequestRefused(413, f"this route takes one file per request, got {len(parts)}")
             with self.attention_slots.reserve(1, address):
 
                 def compute() -> Response:
-                    return JSONResponse(self.attention_viewer(served, parts[0], map_request))
+                    return JSONResponse(view(served, parts[0]))
 
                 loop = asyncio.get_running_loop()
                 return await self.wait_for(request, loop.run_in_executor(self.attention_pool, compute))
@@ -235,7 +239,7 @@ def create_app(service: Service) -> ASGIApp:
     app = FastAPI(
         title="vitrail",
         version=vitrail.__version__,
-        description="Classes, numbers, masks, features and attention maps of images, from Vision Transformers.",
+        description="Classes, numbers, masks, features and attention of images, videos and sounds, from Vision Transformers.",
         docs_url=None,  # these pages load scripts from other servers
         redoc_url=None,
         lifespan=lifespan,
@@ -349,7 +353,17 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
                 "mean" if head is None or head == "mean" else int(head),
                 (int(row), int(column)) if patch is not None else None,
             )
-        return await service.compute_attention(request, model, wanted)
+        return await service.compute_view(request, model, partial(service.attention_viewer, map_request=wanted))
+
+    @app.post(
+        "/spectrogram",
+        responses={200: {"model": openapi.SpectrogramResponse}, **openapi.IMAGE_ERRORS},
+        dependencies=allowed,
+        openapi_extra=openapi.image_request_body(1),
+    )
+    async def spectrogram(request: Request, model: ModelQuery = None) -> Response:
+        """Return the spectrogram that a model of sounds takes, as an image with axes in Hz and seconds."""
+        return await service.compute_view(request, model, service.attention_viewer.draw_spectrogram)
 
 
 def add_status_routes(app: FastAPI, service: Service) -> None:

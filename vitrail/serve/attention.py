@@ -15,6 +15,7 @@ from vitrail.analysis.figures.image_view import to_rgb
 from vitrail.analysis.heads import MAX_CELLS, coarsen_grid
 from vitrail.analysis.page.data import encode_base64, encode_image, quantise_rows
 from vitrail.analysis.results import ImageTrace
+from vitrail.analysis.sounds import SoundAxes, draw_input, find_axes, flip_trace
 from vitrail.analysis.trace import trace_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import TokenModel
@@ -45,16 +46,26 @@ class AttentionViewer:
         self.lock = threading.Lock()
 
     def __call__(self, served: ServedModel, part: ImagePart, map_request: MapRequest | None) -> dict[str, Any]:
-        """Return the response for one image. Runs in a thread."""
+        """Return the response for one image or sound, whose rows count from the top, the highest. Runs in a thread."""
         preprocessing = served.contract.preprocessing
         with self.lock:
             vit = require_vit(served)
             if map_request is not None:
                 check_map_request(map_request, vit)
-            pixels = self.decode(part, preprocessing).pixels
+            pixels, _, (_, frames) = self.decode(part, preprocessing)
             if map_request is not None:
                 return {"model": served.name, "map": attention_map(vit, pixels, preprocessing, map_request).tolist()}
-            return {"model": served.name, **attention_data(served, vit, pixels, preprocessing)}
+            return {"model": served.name, **attention_data(served, vit, pixels, preprocessing, frames)}
+
+    def draw_spectrogram(self, served: ServedModel, part: ImagePart) -> dict[str, Any]:
+        """Return the spectrogram that a model of sounds takes. Runs in a thread."""
+        preprocessing = served.contract.preprocessing
+        if preprocessing.sound is None:
+            raise RequestRefused(409, f"{served.name!r} takes {preprocessing.media}s: spectrograms are of sounds")
+        with self.lock:
+            pixels, _, (_, frames) = self.decode(part, preprocessing)
+        axes = find_input_axes(preprocessing, frames, None)
+        return {"model": served.name, **describe_spectrogram(pixels, axes)}
 
 
 def require_vit(served: ServedModel) -> TokenModel:
@@ -88,7 +99,11 @@ def attention_map(
     vit: TokenModel, pixels: np.ndarray, preprocessing: Preprocessing, map_request: MapRequest
 ) -> np.ndarray:
     """Return one map, [h, w], of attention weights; with the prefix tokens' weights they sum to 1."""
-    trace = trace_image(vit, normalise_pixels(pixels, preprocessing, vit), at=map_request.patch, views=("attention",))
+    at, is_sound = map_request.patch, preprocessing.sound is not None
+    if at is not None and is_sound:
+        at = vit.config.shape.grid[0] - 1 - at[0], at[1]
+    trace = trace_image(vit, normalise_pixels(pixels, preprocessing, vit), at=at, views=("attention",))
+    trace = flip_trace(trace) if is_sound else trace
     maps = trace.attention if map_request.patch is None else trace.attention_at
     assert maps is not None
     layer = maps[-1 if map_request.layer is None else map_request.layer - 1]
@@ -96,20 +111,25 @@ def attention_map(
 
 
 def attention_data(
-    served: ServedModel, vit: TokenModel, pixels: np.ndarray, preprocessing: Preprocessing
+    served: ServedModel, vit: TokenModel, pixels: np.ndarray, preprocessing: Preprocessing, frames: int
 ) -> dict[str, Any]:
-    """Return everything that the page draws for one image."""
+    """Return everything that the page draws for one image, or for one sound of so many frames."""
     layers, heads = vit.config.size.depth, vit.config.size.heads
     cells = max(MIN_CELLS, min(MAX_CELLS, math.isqrt(MAX_ATTENTION_BYTES // (layers * heads))))
     views = ("attention", "between", "rollout", *(("relevance",) if vit.config.classes else ()))
     trace = trace_image(vit, normalise_pixels(pixels, preprocessing, vit), max_cells=cells, views=views)
+    picture = {"image": encode_image(to_rgb(pixels))} if preprocessing.sound is None else {}
+    if preprocessing.sound is not None:
+        trace = flip_trace(trace)
+        picture = describe_spectrogram(pixels, find_input_axes(preprocessing, frames, vit.config))
+        picture["lift"] = -trace.grid[0] % coarsen_grid(trace.grid, cells)[1]
     labels, several = served.contract.labels, served.contract.several
     ranked = trace.logits if served.has_classes else None
     predictions = [] if ranked is None else top_predictions(ranked, labels, several, TOP_K)
     return {
         "grid": list(trace.grid),
         "size": list(preprocessing.size),
-        "image": encode_image(to_rgb(pixels)),
+        **picture,
         "answers": predictions,
         "layers": layers,
         "heads": heads,
@@ -144,3 +164,16 @@ def encode_maps(trace: ImageTrace, cells: int) -> dict[str, Any]:
 
 def round_scale(scale: np.ndarray) -> list[list[float]]:
     return [[float(f"{value:.6g}") for value in layer] for layer in scale]
+
+
+def describe_spectrogram(pixels: np.ndarray, axes: SoundAxes) -> dict[str, Any]:
+    """Return the image of a model's input as a data URL, high frequencies at the top, and its axes."""
+    return {"image": encode_image(draw_input(pixels[0], axes)), "axes": axes.to_page()}
+
+
+def find_input_axes(preprocessing: Preprocessing, frames: int, config: Any) -> SoundAxes:
+    """Return the axes of the input of a sound of so many frames; `config` is that of a model with patches, or None."""
+    if config is None:
+        return find_axes(frames, preprocessing, preprocessing.size, 1)
+    overlap = getattr(config.embed, "overlap", 0)
+    return find_axes(frames, preprocessing, config.grid_of(preprocessing.size), config.embed.stride, overlap)

@@ -110,8 +110,8 @@ async def receive_images(
     """Yield the images of a request: the body itself, or the parts of a form."""
     content_type = request.headers.get("content-type", RAW_TYPE)
     kind = content_type.partition(";")[0].strip().lower()
-    if kind != FORM_TYPE and kind != RAW_TYPE and not kind.startswith(("image/", "video/")):
-        accepted = f"image/*, video/*, {RAW_TYPE} or {FORM_TYPE} with parts named {FIELD_NAME!r}"
+    if kind != FORM_TYPE and kind != RAW_TYPE and not kind.startswith(("image/", "video/", "audio/")):
+        accepted = f"image/*, video/*, audio/*, {RAW_TYPE} or {FORM_TYPE} with parts named {FIELD_NAME!r}"
         raise RequestRefused(415, f"unsupported content type {kind[:100]!r}: send {accepted}")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise RequestRefused(415, "unsupported Content-Encoding: send uncompressed bodies")

@@ -1,9 +1,9 @@
-"""Decoding of untrusted image and video files to the model's input pixels.
+"""Decoding of untrusted image, video and sound files to the model's input pixels.
 
 The size in the header is checked before decoding, so a small file cannot allocate gigabytes. Only formats that Pillow
 decodes itself are opened, none that starts another program. Small images are decoded in threads. Large ones and those of
 complex formats are decoded in processes of low priority whose memory and CPU time are limited: they hold no lock of this
-process, and a decoder that crashes or does not end takes only its process with it. Videos are always decoded there.
+process, and a decoder that crashes or does not end takes only its process with it. Videos and sounds are always decoded there.
 """
 
 import atexit
@@ -36,6 +36,7 @@ from vitrail.data.decode import EXIF_ORIENTATION, IMAGE_ERRORS, name_image_error
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.serve.body import ImagePart
 from vitrail.serve.limits import IMAGE_FORMATS, VIDEO_FRAMES, VIDEO_SECONDS, MemoryTrimmer, RequestRefused
+from vitrail.serve.sounds import decode_sound
 from vitrail.serve.videos import VideoLimits, decode_video
 
 log = logging.getLogger("vitrail.serve")
@@ -63,9 +64,9 @@ class LargeImage(Exception):
 class DecodedImage(NamedTuple):
     """An image, resized for the model."""
 
-    pixels: np.ndarray  # uint8 [C, H, W], of a video [V, C, T, H, W]
-    cost: int  # pixels decoded
-    size: tuple[int, int]  # height and width of the whole image
+    pixels: np.ndarray  # uint8 [C, H, W], of a video [V, C, T, H, W]; of a sound float32 [1, mel bins, frames]
+    cost: int  # pixels decoded, or samples
+    size: tuple[int, int]  # height and width of the whole image, or of the spectrogram of the whole sound
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -90,7 +91,7 @@ class CountedFile(io.BytesIO):
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Decodes clients' images of some formats up to a number of pixels, and videos for models of clips."""
+    """Decodes clients' images of some formats up to a number of pixels, and the videos and sounds that models take."""
 
     max_pixels: int
     memory: MemoryTrimmer
@@ -107,9 +108,9 @@ class ImageDecoder:
 
         Raises RequestRefused for an invalid image, and LargeImage unless `large`.
         """
-        data, is_video = part.data, preprocessing.clip is not None
-        name = part.name or ("the video" if is_video else "the image")
-        if is_video and not large:
+        data, media = part.data, preprocessing.media
+        name = part.name or f"the {media}"
+        if media != "image" and not large:
             raise LargeImage
         if not large and (len(data) > SMALL_BYTES or data.startswith(COMPLEX_STARTS) or data[4:8] == b"ftyp"):
             raise LargeImage
@@ -117,7 +118,10 @@ class ImageDecoder:
         if scans > MAX_JPEG_SCANS:
             raise RequestRefused(422, f"{name}: more than {MAX_JPEG_SCANS} JPEG scans")
         try:
-            if is_video:
+            if media == "sound":
+                self.memory.record(len(data))
+                return DecodedImage(*decode_sound(data, name, preprocessing, self.max_seconds))
+            if media == "video":
                 self.memory.record(len(data))
                 return DecodedImage(*decode_video(data, name, preprocessing, self.videos))
             with open_image(CountedFile(data), name, self.formats) as image:
@@ -190,21 +194,22 @@ class DecodingProcess:
 
     def __call__(self, part: ImagePart, preprocessing: Preprocessing) -> DecodedImage:
         """Return the decoded image; refuse one that ends the process."""
-        clip = preprocessing.clip
+        clip, sound = preprocessing.clip, preprocessing.sound
         shape = preprocessing.shape if clip is None else (clip.views, *preprocessing.shape)
+        dtype = np.dtype(np.uint8 if sound is None else np.float32)
         try:
             pipe = self.pipe or self.start()
             pipe.send((part, preprocessing))
-            reply = pipe.recv_bytes(math.prod(shape) + MAX_REPLY_BYTES)
+            reply = pipe.recv_bytes(math.prod(shape) * dtype.itemsize + MAX_REPLY_BYTES)
             if reply[:1] != b"{":  # raw bytes or JSON, not a pickle: the process has read a stranger's file
                 cost, *size = struct.unpack_from(REPLY, reply, 1)
-                pixels = np.frombuffer(reply, np.uint8, offset=1 + struct.calcsize(REPLY)).reshape(shape).copy()
+                pixels = np.frombuffer(reply, dtype, offset=1 + struct.calcsize(REPLY)).reshape(shape).copy()
                 return DecodedImage(pixels, cost, (size[0], size[1]))
             refused = json.loads(reply)
             status, message = int(refused["status"]), str(refused["message"])
         except (EOFError, OSError, ValueError, TypeError, KeyError, struct.error):
             self.close()
-            name = part.name or ("the image" if clip is None else "the video")
+            name = part.name or f"the {preprocessing.media}"
             status, message = 422, f"{name}: decoding took too long, or the decoder failed"
         raise RequestRefused(status, message)
 

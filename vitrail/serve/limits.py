@@ -65,7 +65,7 @@ class RequestLimits:
     body: int = 32 * MEGABYTE  # bytes per request
     pixels: int = 50_000_000  # per image, from its header, or per frame of a video
     frames: int = VIDEO_FRAMES  # of a video
-    video_seconds: float = VIDEO_SECONDS  # duration of a video
+    video_seconds: float = VIDEO_SECONDS  # duration of a video or a sound
     images: int = 64  # per request
     formats: tuple[str, ...] = IMAGE_FORMATS  # names of `vitrail.data.decode.FORMATS`
     queue: int = 256  # images waiting or running, of all clients

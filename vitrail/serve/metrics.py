@@ -56,7 +56,7 @@ class ServiceMetrics:
         return generate_latest(self.registry)
 
 
-PAGE_PATHS = ("/", "/page.css", "/page.js", "/masks.js", "/maps.js", "/openapi.json")
+PAGE_PATHS = ("/", "/page.css", "/page.js", "/masks.js", "/sounds.js", "/recorder.js", "/maps.js", "/openapi.json")
 KNOWN_PATHS = frozenset(
     (
         *PAGE_PATHS,
@@ -64,6 +64,7 @@ KNOWN_PATHS = frozenset(
         "/segment",
         "/embed",
         "/attention",
+        "/spectrogram",
         "/models",
         "/healthz",
         "/readyz",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sound import import_soundfile
 from vitrail.data.video import import_av
 from vitrail.deploy.export.comparison import choose_batch_size
 from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
@@ -117,18 +118,19 @@ class ServedModel:
         self.contract = self.deployed.contract
         self.config = config_from_json(self.contract.config) if self.contract.config else None
         model = self.deployed.model
-        takes_images = self.contract.media == "image"
-        self.vit = copy_sharing_weights(model) if isinstance(model, TokenModel) and takes_images else None  # for maps
+        is_clip = self.contract.media == "video"
+        self.vit = copy_sharing_weights(model) if isinstance(model, TokenModel) and not is_clip else None  # for maps
         self.batchers: dict[OutputKind, Batcher] = {}
         self.lock = threading.Lock()
         self.start(self.deployed)
 
     @property
     def slots(self) -> int:
-        """Return the slots of the queue that an input takes: one for an image, one for each MiB of a decoded video."""
+        """Return the slots of the queue that an input takes: one for an image, one for each MiB of a decoded video or sound."""
         if self.contract.media == "image":
             return 1
-        return max(1, math.prod(self.contract.preprocessing.row_shape) // SLOT_BYTES)
+        preprocessing = self.contract.preprocessing
+        return max(1, math.prod(preprocessing.row_shape) * preprocessing.dtype.itemsize // SLOT_BYTES)
 
     @property
     def has_classes(self) -> bool:
@@ -155,6 +157,8 @@ class ServedModel:
         """Test a model and start its batcher."""
         if self.contract.media == "video":
             import_av()  # raises if it is not installed
+        if self.contract.media == "sound":
+            import_soundfile()
         check_runs(self.where, deployed.runtime, self.contract.preprocessing)
         runtimes = [deployed.runtime, *(self.opener.clone_runtime(deployed) for _ in range(self.workers - 1))]
         if self.contract.media == "video":
@@ -177,13 +181,16 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return its entry of GET /models."""
-        config, clip = self.config, self.contract.preprocessing.clip
+        config, clip, sound = self.config, self.contract.preprocessing.clip, self.contract.preprocessing.sound
         vit = config if isinstance(config, TokenConfig) else None
         return {
             "name": self.name,
             "labels": None if self.contract.labels is None else list(self.contract.labels),
             "size": list(self.contract.preprocessing.size),
             "clip": None if clip is None else {"frames": clip.frames, "stride": clip.stride, "views": clip.views},
+            "sound": None
+            if sound is None
+            else {"rate": sound.sample_rate, "seconds": sound.seconds(self.contract.preprocessing.size[1])},
             "grid": list(vit.shape.grid) if vit else None,
             "layers": vit.size.depth if vit else 0,
             "heads": vit.size.heads if vit else 0,
@@ -224,11 +231,15 @@ def copy_sharing_weights(vit: TokenModel) -> TokenModel:
 
 
 def check_runs(where: str, runtime: Runtime, preprocessing: Preprocessing) -> None:
-    """Run a model once on a grey image; raise ValueError if its output is invalid."""
+    """Run a model once on a grey image or a silent sound; raise ValueError if its output is invalid."""
     grey = np.full((1, *preprocessing.shape), 128, np.uint8)
+    if preprocessing.sound is not None:
+        grey = np.full((1, *preprocessing.shape), preprocessing.mean[0], np.float32)
     output = runtime(grey)
     if output.ndim not in (2, 3, 4) or len(output) != 1 or not np.isfinite(output).all():
-        raise ValueError(f"{where} has an empty or non-finite output for a grey image: check the model")
+        raise ValueError(
+            f"{where} has an empty or non-finite output for a plain {preprocessing.media}: check the model"
+        )
 
 
 class ServedModels:

@@ -6,8 +6,8 @@ from pydantic import BaseModel, Field
 
 from vitrail.serve.body import FIELD_NAME, FORM_TYPE, RAW_TYPE
 
-# Examples: any image/* is accepted, and video/* for a model of clips.
-IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "video/mp4", RAW_TYPE)
+# Examples: any image/* is accepted, video/* for a model of clips, audio/* for one of sounds.
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "video/mp4", "audio/wav", RAW_TYPE)
 
 
 class ErrorResponse(BaseModel):
@@ -100,6 +100,16 @@ class FeaturesResponse(BaseModel):
     seconds: float
 
 
+class SoundAxesInfo(BaseModel):
+    """Axes of a spectrogram; fractions are of its height from the top, and of its width."""
+
+    hertz: list[tuple[float, str]] = Field(description="fraction and text of each mark")
+    seconds: list[tuple[float, str]] = Field(description="fraction and text of each mark")
+    heights: list[float] = Field(description="frequencies in Hz at even steps from the top to the bottom")
+    begin: float = Field(description="time of the left edge in seconds; < 0 where the sound is padded")
+    end: float = Field(description="time of the right edge in seconds")
+
+
 class AttentionResponse(BaseModel):
     """Attention maps as base64 bytes: a value is byte / 255 × the scale of its map (or row)."""
 
@@ -124,7 +134,15 @@ class AttentionResponse(BaseModel):
     rollout_scale: float | None = None
     relevance: str | None = Field(default=None, description="uint8 [h, w]: for `target`")
     relevance_scale: float | None = None
+    axes: SoundAxesInfo | None = Field(default=None, description="of a model of sounds")
+    lift: int | None = Field(default=None, description="of a model of sounds: rows that the first cell lacks")
     target: str | None = None
+
+
+class SpectrogramResponse(BaseModel):
+    model: str
+    image: str = Field(description="the spectrogram that the model takes, as a data: URL")
+    axes: SoundAxesInfo
 
 
 class ModelInfo(BaseModel):
@@ -132,6 +150,7 @@ class ModelInfo(BaseModel):
     labels: list[str] | None = Field(description="null for a model without a classifier")
     size: list[int] = Field(description="height and width of the model's input")
     clip: dict[str, int] | None = Field(description="frames, stride and views of a model of clips, which takes videos")
+    sound: dict[str, float] | None = Field(description="rate in Hz and seconds of a model of sounds")
     grid: list[int] | None = Field(
         description="rows and columns of patches, of clips after steps; null if there are none"
     )

@@ -1,4 +1,4 @@
-// The page of vitrail serve: predictions, masks and attention maps of an image. It connects only to its own server.
+// The page of vitrail serve: predictions, masks and attention maps of an image or a sound. It connects only to its own server.
 "use strict";
 
 // ---- Theme, set before the first paint. If storage is blocked, the choice lasts until the page is closed.
@@ -60,6 +60,7 @@ const WORDS = {
   404: "The server no longer has this model.", 408: "The upload took too long.", 413: "This image is too large for the server.",
   415: "This file is not a valid image.", 422: "This file is not a valid image.", 429: "The server is too busy.", 503: "The server is too busy.",
 };
+const wordsOf = (status) => WORDS[status]?.replace("image", medium()); // what the model takes
 const GONE = () => new Trouble("gone", "The server does not respond.", "Check that vitrail serve is running, then try again.");
 
 let token = kept.get("sessionStorage", "vitrail-token");
@@ -128,7 +129,7 @@ async function ask(path, { body, signal, tell } = {}) {
       tell?.("");
       continue;
     }
-    throw new Trouble(response.status, WORDS[response.status] ?? "The request failed.", detail);
+    throw new Trouble(response.status, wordsOf(response.status) ?? "The request failed.", detail);
   }
 }
 
@@ -138,7 +139,7 @@ function rows(codes, scale) { // the scale is base64 of float32, or numbers
 }
 
 function unpacked(response) {
-  const { grid, layers, heads, reader, image, answers, target } = response, seen = { grid, layers, heads, reader, image, predictions: answers, target };
+  const { grid, layers, heads, reader, image, answers, target, axes, lift } = response, seen = { grid, layers, heads, reader, image, predictions: answers, target, axes, lift };
   for (const name of ["attention", "between", "rollout", "relevance"]) {
     if (response[name]) seen[name] = rows(response[name], response[`${name}_scale`]);
   }
@@ -174,11 +175,11 @@ function describeMap(seen, drawn) {
   if (!drawn) return "This map is not available for this image.";
   const w = seen.grid[1], at = seen.between ? patch() : null, { under } = state;
   if (state.view !== "attention") {
-    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : `Maximum in ${strongest(drawn, seen.grid)}.`;
+    return under ? `The patch ${seen.axes ? "at" : "in"} ${place(under, seen)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : `Maximum ${seen.axes ? "at" : "in"} ${strongest(drawn, seen)}.`;
   }
-  const who = at ? `The patch in ${place(...at)}` : `The ${seen.reader}`;
+  const who = at ? `The patch ${seen.axes ? "at" : "in"} ${place(at, seen)}` : `The ${seen.reader}`;
   const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
-  return `${who}, ${where}: maximum at ${strongest(drawn, seen.grid)}, ${short(100 * drawn.largest)} %.`;
+  return `${who}, ${where}: maximum at ${strongest(drawn, seen)}, ${short(100 * drawn.largest)} %.`;
 }
 
 function smallMaps({ seen, small }) {
@@ -281,7 +282,7 @@ class Pane {
   forget() {
     this.asked?.abort();
     if (this.url) URL.revokeObjectURL(this.url);
-    Object.assign(this, { image: null, predictions: null, seconds: null, mask: null, alone: null, seen: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
+    Object.assign(this, { image: null, predictions: null, seconds: null, mask: null, alone: null, seen: null, axes: null, ratio: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
   }
 
   // Show an image, request its predictions, then its attention maps.
@@ -295,14 +296,15 @@ class Pane {
     preview.hidden = true;
     preview.onload = () => { preview.hidden = false; };
     preview.onerror = () => { preview.hidden = true; }; // the server may support formats that the browser does not
-    preview.src = this.url;
+    if (model.sound) this.node.querySelector(".player").src = this.url;
+    else preview.src = this.url;
     update();
     const tell = (words) => { this.waits = words; this.arrange(); if (words) announce(words); };
     const about = `model=${encodeURIComponent(model.name)}`;
     try {
       if (model.masks) {
         const response = await ask(`segment?${about}`, { body: image.blob, signal, tell }), [first] = response.masks;
-        if (first.error) throw new Trouble(422, WORDS[422], first.error);
+        if (first.error) throw new Trouble(422, wordsOf(422), first.error);
         const mask = await openMask(first.mask, image.blob);
         signal.throwIfAborted();
         [this.map.width, this.map.height] = [mask.w, mask.h];
@@ -312,12 +314,19 @@ class Pane {
       } else if (model.labels || !model.attention) {
         const response = await ask(`predict?${about}&top=5`, { body: image.blob, signal, tell }), [first] = response.predictions;
         signal.throwIfAborted();
-        if (first.error) throw new Trouble(422, WORDS[422], first.error);
+        if (first.error) throw new Trouble(422, wordsOf(422), first.error);
         const predictions = first.values ? Object.entries(first.values).map(([label, value]) => ({ label, value })) : first.answers;
         Object.assign(this, { predictions, seconds: response.seconds });
         this.arrange();
         announce(`${image.name}: ${predictions.slice(0, 3).map((each) => `${each.label}, ${amount(each)}`).join("; ")}`);
-        remember(image, predictions);
+        if (!model.sound) remember(image, predictions);
+      }
+      if (model.sound && !model.attention) {
+        const { image: picture, axes } = await ask(`spectrogram?${about}`, { body: image.blob, signal, tell });
+        signal.throwIfAborted();
+        preview.src = picture;
+        await preview.decode();
+        this.hear(picture, axes, preview);
       }
       if (model.attention) {
         const seen = unpacked(await ask(`attention?${about}`, { body: image.blob, signal, tell })), input = new Image();
@@ -328,6 +337,7 @@ class Pane {
         this.ground = grounded(seen.grid, input, Math.max(2, Math.floor(896 / largest)));
         this.small = grounded(seen.grid, input, Math.max(1, Math.floor(154 / largest)));
         [this.map.width, this.map.height] = [w * this.ground.side, h * this.ground.side];
+        if (seen.axes) this.hear(seen.image, seen.axes, input);
         if (!this.predictions) {
           this.predictions = seen.predictions.length ? seen.predictions : null; // none for a model without a classifier
           remember(image, seen.predictions);
@@ -341,6 +351,14 @@ class Pane {
     this.busy = false;
     this.waits = "";
     update();
+  }
+
+  // Show the axes of a spectrogram, and keep the sound with it.
+  hear(picture, axes, { naturalWidth, naturalHeight }) {
+    this.axes = axes;
+    this.ratio = Math.min(3, Math.max(1, naturalWidth / naturalHeight));
+    this.image.picture = picture;
+    if (this.predictions) remember(this.image, this.predictions);
   }
 
   arrange() {
@@ -358,8 +376,11 @@ class Pane {
     part(".map").hidden = !seen && !mask;
     part(".map").classList.toggle("pick", !!seen?.between && state.view === "attention");
     const shape = mask ? [mask.h, mask.w] : seen ? seen.grid : (model?.size ?? [1, 1]);
-    part(".frame").style.setProperty("--shape", `${shape[1]} / ${shape[0]}`);
-    part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
+    part(".frame").style.setProperty("--shape", this.ratio ?? `${shape[1]} / ${shape[0]}`);
+    part(".frame").style.setProperty("--wide", this.ratio ?? shape[1] / shape[0]);
+    if (this.axes !== this.written) drawAxes(part(".box"), this.axes);
+    this.written = this.axes;
+    part(".player").hidden = !image || !model?.sound;
     const [best] = predictions ?? [];
     const found = mask && predictions.length === 1 ? best.label : mask ? `${predictions.length} classes` : best?.label;
     const verdict = best?.value === undefined ? found : predictions.length > 1 ? `${predictions.length} numbers` : `${best.label} ${amount(best)}`;
@@ -504,8 +525,13 @@ function soon() {
 
 // ---- Input of images, or of videos for a model of clips.
 function medium() {
-  return state.model?.clip ? "video" : "image";
+  return state.model?.sound ? "sound" : state.model?.clip ? "video" : "image";
 }
+
+const CHOOSE = { image: "Choose an image", video: "Choose a video", sound: "Choose a sound" };
+const NOUNS = { image: "an image", video: "a video", sound: "a sound" };
+// Files of sound may have the type of a video: WebM and Ogg are both.
+const isTaken = ({ type }) => !type || (medium() === "sound" ? /^(audio|video)\/|^application\/ogg/.test(type) : type.startsWith(`${medium()}/`));
 
 function taken(blob, name) {
   return { id: `${name} ${blob.size} ${blob.lastModified ?? Date.now()}`, name, blob };
@@ -525,18 +551,19 @@ function vacancy() {
   return panes.find((pane) => !pane.image) ?? panes[state.active];
 }
 
-function receive(files, pane) {
+async function receive(files, pane) {
   const good = [], bad = [];
   for (const file of files) {
-    if (file.type && !file.type.startsWith(`${medium()}/`)) bad.push(`${file.name || "That"} is not ${medium() === "video" ? "a video: this model takes videos" : "an image"}.`);
+    if (!isTaken(file)) bad.push(`${file.name || "That"} is not ${NOUNS[medium()]}${medium() === "image" ? "" : `: this model takes ${medium()}s`}.`);
     else if (!file.size) bad.push(`${file.name || "That"} is empty.`);
     else good.push(file);
   }
   complain(bad.length > 2 ? `${bad.length} files are not ${medium()}s.` : bad.join(" "));
   if (!good.length) return;
   if (!state.model) { complain("No model yet: the server has not responded."); return; }
-  if (good.length > 2) complain(`${good.length} images were given: the first two are shown. For many images use vitrail predict.`);
-  const named = good.slice(0, 2).map((file) => taken(file, file.name || "image"));
+  if (good.length > 2) complain(`${good.length} ${medium()}s were given: the first two are shown. For many use vitrail predict.`);
+  const { sound } = state.model, ready = await Promise.all(good.slice(0, 2).map((file) => (sound ? readableSound(file, sound.rate) : file)));
+  const named = ready.map((file) => taken(file, file.name || medium()));
   if (named.length === 2) {
     state.two = true;
     named.forEach((each, k) => panes[k].show(each));
@@ -573,6 +600,33 @@ async function photograph() {
   camera.addEventListener("close", () => { for (const track of stream.getTracks()) track.stop(); video.srcObject = null; }, { once: true });
   camera.showModal();
   await video.play();
+}
+
+// Recording of the microphone; browsers allow it on localhost or over https.
+async function record() {
+  const dialog = $("recording");
+  let recording;
+  const tell = (seconds, loudness) => {
+    $("recording-time").textContent = `${seconds.toFixed(1)} s`;
+    $("level").style.width = `${Math.min(100, 300 * loudness)}%`;
+    if (seconds >= MOST_SECONDS - 0.1) dialog.close("done");
+  };
+  try {
+    recording = await startRecording(tell);
+  } catch (error) {
+    complain(error.name === "NotAllowedError" ? "Microphone access denied: allow it in the browser, or choose a file." : "No microphone found: choose a file instead.");
+    return;
+  }
+  complain("");
+  $("recording-time").textContent = "0.0 s";
+  $("level").style.width = "0";
+  dialog.returnValue = "";
+  dialog.addEventListener("close", () => {
+    if (dialog.returnValue !== "done") { recording.stop(); return; }
+    const file = recording.finish();
+    if (file) receive([file]); else complain("Nothing was recorded: check the microphone.");
+  }, { once: true });
+  dialog.showModal();
 }
 
 function shutter() {
@@ -614,7 +668,7 @@ async function readShelf() {
 
 async function remember(image, predictions) {
   const before = recent.find((each) => each.id === image.id);
-  const item = { id: image.id, name: image.name, blob: image.blob, at: before?.at ?? Date.now(), predictions: predictions.slice(0, 1), thumb: before?.thumb ?? (await thumb(image.blob)) };
+  const item = { id: image.id, name: image.name, blob: image.blob, at: before?.at ?? Date.now(), predictions: predictions.slice(0, 1), picture: image.picture, thumb: before?.thumb ?? (await thumb(image.blob, image.picture)) };
   recent = [item, ...recent.filter((each) => each.id !== item.id)].sort((a, b) => b.at - a.at);
   const gone = recent.splice(room(recent));
   drawShelf();
@@ -636,9 +690,10 @@ function room(items) {
   return full < 0 ? items.length : full;
 }
 
-async function thumb(blob) {
-  const image = new Image(), url = (image.src = URL.createObjectURL(blob));
-  try { await image.decode(); } catch { return null; /* format not supported by this browser */ } finally { URL.revokeObjectURL(url); }
+// A small copy of an image, or of the spectrogram of a sound.
+async function thumb(blob, picture) {
+  const image = new Image(), url = (image.src = picture ?? URL.createObjectURL(blob));
+  try { await image.decode(); } catch { return null; /* format not supported by this browser */ } finally { if (!picture) URL.revokeObjectURL(url); }
   const canvas = document.createElement("canvas"), side = Math.min(image.naturalWidth, image.naturalHeight);
   canvas.width = canvas.height = 128;
   const context = canvas.getContext("2d");
@@ -692,12 +747,14 @@ function choose(name) {
   const model = (state.model = state.models.find((each) => each.name === name));
   $("model").value = name;
   $("name").textContent = name;
-  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", model.clip ? `videos, ${model.clip.frames} frames` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? counted(model.labels.length, model.numbers ? ["number", "numbers"] : ["class", "classes"]) : ""].filter(Boolean);
+  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", model.clip ? `videos, ${model.clip.frames} frames` : "", model.sound ? `sounds of ${Number(model.sound.seconds.toPrecision(2))} s at ${model.sound.rate / 1000} kHz` : `${model.size[1]}×${model.size[0]} pixels`, model.labels ? counted(model.labels.length, model.numbers ? ["number", "numbers"] : ["class", "classes"]) : ""].filter(Boolean);
   $("facts").replaceChildren(...facts.map((fact) => made("span", "", fact)));
-  $("files").accept = `${medium()}/*`;
-  $("photograph").hidden = !!model.clip || !(navigator.mediaDevices || matchMedia("(pointer: coarse)").matches);
-  $("choose").textContent = model.clip ? "Choose a video" : "Choose an image";
-  $("invitation").textContent = model.clip ? "Drop a video here" : "Drop an image here";
+  $("files").accept = model.sound ? SOUND_TYPES : `${medium()}/*`;
+  $("record").hidden = !model.sound || !navigator.mediaDevices || !("AudioWorkletNode" in window);
+  $("photograph").hidden = medium() !== "image" || !(navigator.mediaDevices || matchMedia("(pointer: coarse)").matches);
+  $("choose").textContent = CHOOSE[medium()];
+  $("invitation").textContent = `Drop ${NOUNS[medium()]} here`;
+  $("or-paste").textContent = model.sound && !$("record").hidden ? "or record one. It is sent to this server only." : "or paste one. It is sent to this server only.";
   Object.assign(state, { layer: model.layers || 1, head: 0, pinned: null, under: null });
   glass(name);
   for (const pane of panes) if (pane.image) pane.show(pane.image);
@@ -746,6 +803,9 @@ function start() {
   $("photograph").hidden = !(navigator.mediaDevices || matchMedia("(pointer: coarse)").matches);
   for (const id of ["files", "shot"]) $(id).addEventListener("change", (event) => { receive([...event.target.files], meant); event.target.value = ""; });
   $("shutter").addEventListener("click", shutter);
+  $("record").addEventListener("click", () => { meant = null; record(); });
+  $("recorded").addEventListener("click", () => $("recording").close("done"));
+  $("recording-cancel").addEventListener("click", () => $("recording").close("cancel"));
   $("camera-cancel").addEventListener("click", () => $("camera").close());
   $("compare").addEventListener("click", () => {
     state.two = !state.two;

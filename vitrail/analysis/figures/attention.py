@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitrail.analysis.figures import overlay
-from vitrail.analysis.figures.image_view import IMAGE_WIDTH, ImageView, describe_input, draw_side_image
+from vitrail.analysis.figures.image_view import (
+    AXIS_HEIGHT,
+    IMAGE_WIDTH,
+    ImageView,
+    describe_input,
+    draw_axes,
+    draw_side_image,
+)
 from vitrail.analysis.figures.overlay import Mosaic, outline_patch, overlay_heat, resize_blocks, resize_image
 from vitrail.analysis.figures.sheet import DPI, HEADING_HEIGHT, MARGIN, Sheet, shorten_name
 from vitrail.reports.colours import HEAT_CMAP, apply_cmap, rescale
@@ -64,8 +71,7 @@ def format_query(view: ImageView, at: bool) -> str:
     """Return the name of the query of `get_maps`."""
     if not at or view.trace.at is None:
         return view.trace.reader
-    row, column = view.trace.at
-    return f"patch in row {row + 1}, column {column + 1}"
+    return f"patch in {view.patch_text}" if view.axes is None else f"patch at {view.patch_text}"
 
 
 MAP_WIDTH, MAP_GAP, MAP_PIXELS = 2.75, 0.3, 600
@@ -93,16 +99,18 @@ def overlay_map(view: ImageView, values: np.ndarray, pixels: int) -> np.ndarray:
 def _draw_map(view: ImageView, values: np.ndarray | None, title: str, method: str, unit: str) -> bytes:
     assert values is not None
     size, top = view.fit_width(MAP_PIXELS), HEADING_HEIGHT - 0.02
-    under = top + MAP_WIDTH * view.pixels.shape[0] / view.pixels.shape[1]
+    map_height = MAP_WIDTH * view.pixels.shape[0] / view.pixels.shape[1]
+    under = top + map_height + (0.0 if view.axes is None else AXIS_HEIGHT - 0.08)
     sheet = Sheet(2 * MARGIN + 3 * MAP_WIDTH + 2 * MAP_GAP, under + 1.02, title, *describe_input(view), method)
     panels = (
         (resize_image(view.pixels, size), shorten_name(view.name), view.prediction_text),
         (resize_blocks(apply_cmap(rescale(values, 0.0), HEAT_CMAP), size), "The map, one square per patch", ""),
-        (overlay_map(view, values, MAP_PIXELS), "The map over the image", "smoothed; dark is its minimum"),
+        (overlay_map(view, values, MAP_PIXELS), f"The map over the {view.noun}", "smoothed; dark is its minimum"),
     )
     for index, (pixels, caption, note) in enumerate(panels):
         left = MARGIN + index * (MAP_WIDTH + MAP_GAP)
         sheet.draw_image(left, top, MAP_WIDTH, pixels)
+        draw_axes(sheet, left, top, MAP_WIDTH, map_height, view, hertz=index == 0)
         sheet.draw_text(left, under + 0.1, caption, size=7.6)
         sheet.draw_label(left, under + 0.28, shorten_name(note, 44), size=7.2)
     left = MARGIN + MAP_WIDTH + MAP_GAP

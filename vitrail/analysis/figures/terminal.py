@@ -14,11 +14,13 @@ from vitrail.analysis.figures.overlay import build_mosaic, outline_patch, resize
 from vitrail.analysis.figures.weights import tile_filters, tile_positions
 from vitrail.analysis.figures.windows import StagedView
 from vitrail.analysis.results import AttentionDistances, ModelView, PrincipalFilters, space_evenly
+from vitrail.analysis.sounds import SoundAxes
 from vitrail.utils.text import format_image_count
 
 ColourDepth = Literal["true", "256", "none"]
 DENSITY_CHARACTERS = " .:-=+*#%@"
 MAX_COLUMNS = 160
+AXIS_MARGIN = 5  # characters before a spectrogram: its frequencies
 
 
 def detect_colour_depth(stream: TextIO, environment: Mapping[str, str] | None = None) -> ColourDepth:
@@ -119,10 +121,31 @@ def render_image_view(
         assert values is not None
         target = "" if trace.target is None else f" for {image_view.label(trace.target)}"
         name = "attention rollout over all layers" if view == "rollout" else f"gradient-weighted relevance{target}"
-        over = attention.overlay_map(image_view, values, min(64, (columns - 1) // 2))
+        margin = 0 if image_view.axes is None else AXIS_MARGIN
+        over = attention.overlay_map(image_view, values, min(64, (columns - margin - 1) // 2))
         pixels = _place_side_by_side(resize_image(image_view.pixels, over.shape[:2]), over)
-        legend = f"the image, and {name}: light is high"
+        legend = f"the {image_view.noun}, and {name}: light is high"
+        if image_view.axes is not None:
+            lines = render_pixels(pixels, columns - margin, depth)
+            return [*_write_axes(lines, image_view.axes, over.shape[1], 2), legend]
+    if image_view.axes is not None and view != "patches":
+        legend += f"; from left to right {image_view.axes.describe()}, low frequencies at the bottom"
     return [*render_pixels(pixels, columns, depth), legend]
+
+
+def _write_axes(lines: list[str], axes: SoundAxes, width: int, copies: int) -> list[str]:
+    """Return the lines of a drawing with frequencies before them and times below each of its copies side by side."""
+    marks = {min(len(lines) - 1, int(place * len(lines))): text for place, text in reversed(axes.hertz_ticks)}
+    marks[0] = marks.get(0, "Hz")
+    below = [" "] * (copies * (width + 1))
+    for copy in range(copies):
+        for place, text in axes.second_ticks:
+            start = copy * (width + 1) + min(max(0, round(place * width) - len(text) // 2), width - len(text) - 2)
+            text += " s" if place == axes.second_ticks[-1][0] else ""
+            if all(cell == " " for cell in below[max(0, start - 1) : start + len(text)]):
+                below[start : start + len(text)] = text
+    numbered = [f"{marks.get(row, ''):>{AXIS_MARGIN - 1}} {line}" for row, line in enumerate(lines)]
+    return [*numbered, (" " * AXIS_MARGIN + "".join(below)).rstrip()]
 
 
 def _place_side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:

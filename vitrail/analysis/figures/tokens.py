@@ -23,6 +23,7 @@ def draw_patches(view: ImageView) -> bytes:
     assert trace.embedded is not None
     patches, side, channels = trace.grid[0] * trace.grid[1], trace.patch, view.channels
     height, width = view.pixels.shape[:2]
+    rows, columns = (height, width) if view.axes is None else (view.axes.bins, view.axes.columns)
     size = view.fit_width(STEP_PIXELS)
 
     def draw_vectors(vectors: np.ndarray) -> np.ndarray:
@@ -34,7 +35,7 @@ def draw_patches(view: ImageView) -> bytes:
     tokens = f"{patches:,}×{trace.embedded.shape[2]:,} values"
     projected = "tokens xₚ E" if linear else "tokens, by convolutions"
     steps = [  # sign before the panel, pixels, name, shape
-        ("", resize_image(view.pixels, size), "image x", f"{height}×{width}×{channels} values"),
+        ("", resize_image(view.pixels, size), f"{view.noun} x", f"{rows}×{columns}×{channels} values"),
         ("→", cut_patches(view, size), "patches xₚ", f"{patches:,} of {patch}"),
         ("→ E" if linear else "→", draw_vectors(trace.embedded), projected, tokens),
     ]

@@ -85,6 +85,10 @@ def pack_image(view: ImageView) -> dict[str, Any]:
     for name in ("norms", "similar"):
         if (values := getattr(trace, name)) is not None:
             packed[name] = encode_offset_rows(values.reshape(len(values), h * w))
+    if view.axes is not None:
+        packed["axes"] = view.axes.to_page()
+        if "side" in packed:  # rows were counted from the bottom when they were summed to cells
+            packed["lift"] = -h % packed["side"]
     if trace.distance is not None:
         packed["distance"] = [[round(float(value), 1) for value in layer] for layer in trace.distance]
     return packed

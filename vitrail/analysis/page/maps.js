@@ -2,7 +2,28 @@
 // and attention as bytes (`codes`) with the largest value of each row beside them.
 "use strict";
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-const place = (row, column) => `row ${row + 1}, column ${column + 1}`;
+// A cell of the grid in words; of a spectrogram, whose data has axes, its time and frequencies.
+function place([row, column], { grid: [h, w], axes }) {
+  if (!axes) return `row ${row + 1}, column ${column + 1}`;
+  const { begin, end, heights } = axes, time = (k) => (begin + ((end - begin) * k) / w).toFixed(2), last = heights.length - 1;
+  const hertz = (k) => { const at = (k / h) * last, low = Math.min(last - 1, Math.floor(at)); return heights[low] + (at - low) * (heights[low + 1] - heights[low]); };
+  return `${time(column)}–${time(column + 1)} s, ${hertz(row + 1).toFixed(0)}–${hertz(row).toFixed(0)} Hz`;
+}
+
+// Frequencies beside a spectrogram and times below it, in elements over its box; none for an image.
+function drawAxes(holder, axes) {
+  for (const old of holder.querySelectorAll(".tick")) old.remove();
+  holder.classList.toggle("heard", !!axes);
+  const write = (kind, [at, text], side, unit) => {
+    const tick = document.createElement("span");
+    tick.className = `tick ${kind}`;
+    tick.style[side] = `${100 * at}%`;
+    tick.textContent = text + unit;
+    holder.append(tick);
+  };
+  for (const [k, tick] of (axes?.hertz ?? []).entries()) write("hertz", tick, "top", k ? "" : " Hz");
+  for (const tick of axes?.seconds ?? []) write("seconds", tick, "left", " s");
+}
 
 // Values between 0 and 1 for each patch of the grid, and the value that 1 stands for.
 function row(store, index, count) {
@@ -22,7 +43,7 @@ function attention(seen, layer, head, patch) {
   const of = (k) => {
     const index = (layer - 1) * seen.heads + k;
     if (!from) return row(seen.attention, index, h * w);
-    const [a, b] = seen.cells, cell = Math.floor(from[0] / seen.side) * b + Math.floor(from[1] / seen.side);
+    const [a, b] = seen.cells, cell = Math.floor((from[0] + (seen.lift ?? 0)) / seen.side) * b + Math.floor(from[1] / seen.side);
     return spread(seen, row(seen.between, index * a * b + cell, a * b));
   };
   return head ? of(head - 1) : mean(Array.from({ length: seen.heads }, (_, k) => of(k)));
@@ -32,13 +53,13 @@ function attention(seen, layer, head, patch) {
 function spread(seen, { codes, largest }) {
   if (seen.side === 1) return { codes, largest };
   const [h, w] = seen.grid, b = seen.cells[1], made = new Uint8Array(h * w);
-  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) made[y * w + x] = codes[Math.floor(y / seen.side) * b + Math.floor(x / seen.side)];
+  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) made[y * w + x] = codes[Math.floor((y + (seen.lift ?? 0)) / seen.side) * b + Math.floor(x / seen.side)];
   return { codes: made, largest };
 }
 
-function strongest({ codes }, [, w]) {
-  const best = codes.reduce((found, code, k) => (code > codes[found] ? k : found), 0);
-  return place(Math.floor(best / w), best % w);
+function strongest({ codes }, seen) {
+  const best = codes.reduce((found, code, k) => (code > codes[found] ? k : found), 0), w = seen.grid[1];
+  return place([Math.floor(best / w), best % w], seen);
 }
 
 // The strength of a map at first; figures/overlay.py draws with the same.

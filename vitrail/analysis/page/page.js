@@ -73,16 +73,16 @@ function legend(drawn) {
 }
 
 function tell(drawn, at) {
-  const who = at ? `The patch in ${place(...at)}` : `The ${now.reader}`;
+  const who = at ? `The patch ${now.axes ? "at" : "in"} ${place(at, now)}` : `The ${now.reader}`;
   const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
   let text = "";
   if (state.tab === "attention") {
-    text = `${who}, ${where}: most goes to ${strongest(drawn, now.grid)}, ${shown(100 * drawn.largest)} %.`;
+    text = `${who}, ${where}: most goes to ${strongest(drawn, now)}, ${shown(100 * drawn.largest)} %.`;
   } else if (state.tab === "tokens") {
     text = state.layer ? `After layer ${state.layer}.` : "Before the first layer: the embedding with positions.";
     if (state.under && drawn.codes) text += ` Under the pointer: ${shown(value(drawn, state.under))}.`;
   } else if (state.under) {
-    text = `The patch in ${place(...state.under)}: ${shown(value(drawn, state.under))}.`;
+    text = `The patch ${now.axes ? "at" : "in"} ${place(state.under, now)}: ${shown(value(drawn, state.under))}.`;
   }
   $("caption").textContent = text || " ";
 }
@@ -164,6 +164,7 @@ function choose(number) {
   $("explore").classList.toggle("empty", !state.tab);
   if (!state.tab) { document.documentElement.dataset.ready = number; return; } // nothing to draw over the image
   stage.width = stage.height = 1;
+  drawAxes(stage.parentElement, now.axes);
   ground = null;
   const image = new Image();
   image.onload = () => {
@@ -173,6 +174,7 @@ function choose(number) {
     small = grounded(now.grid, image, Math.max(1, Math.floor(154 / largest)));
     stage.width = w * ground.side;
     stage.height = h * ground.side;
+    document.documentElement.style.setProperty("--aspect", now.axes ? Math.min(3, Math.max(1, image.naturalWidth / image.naturalHeight)) : "auto");
     for (const button of $("heads").children) {
       button.firstChild.width = w * small.side;
       button.firstChild.height = h * small.side;

@@ -97,12 +97,13 @@ def render_inspection_page(model: str, vit: TokenModel, panels: list[ImagePanel]
 
 def _render_opening(model: str, vit: TokenModel, panels: Sequence[ImagePanel]) -> list[Markup]:
     size, config, count = vit.config.size, vit.config, len(panels)
+    sound = getattr(vit.preprocessing, "sound", None)
     patch = config.embed.stride + getattr(config.embed, "overlap", 0)
     facts = [
         f"{size.depth} layers of {size.heads} heads",
         f"patches of {patch}×{patch} pixels",
-        f"{config.image_size[1]}×{config.image_size[0]} pixels",
-        *([format_image_count(count)] if count else []),
+        f"{config.image_size[1]}×{config.image_size[0]} pixels" if sound is None else sound.describe(),
+        *([format_image_count(count, "image" if sound is None else "sound")] if count else []),
     ]
     return [
         h("p", [h("span", fact) for fact in facts], class_="kicker"),

@@ -145,7 +145,7 @@ function tell(drawn) {
   if (state.tab === "attention") {
     const layer = traced(), where = state.head ? `head ${state.head}` : "mean of the heads", grid = layer.grid.join("×"), keys = layer.key_grid.join("×");
     text = drawn.cell
-      ? `From ${place(...drawn.cell)} of ${grid} cells, layer ${state.layer}, ${where}: at most ${shown(100 * drawn.largest)} % goes to one ${layer.count > 1 ? "cell of its window" : `of ${keys} keys`}.`
+      ? `From ${place(drawn.cell, now)} of ${grid} cells, layer ${state.layer}, ${where}: at most ${shown(100 * drawn.largest)} % goes to one ${layer.count > 1 ? "cell of its window" : `of ${keys} keys`}.`
       : `Layer ${state.layer}, ${where}: ${layer.count > 1 ? `${layer.count} windows on ${grid} cells` : `${grid} cells attend to ${keys} keys`}. 1 is what a cell receives on average.`;
   }
   $("caption").textContent = text;

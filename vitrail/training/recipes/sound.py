@@ -2,12 +2,14 @@
 
     vitrail train sounds/
     vitrail train sounds/ --size 128x256
-    vitrail train sounds/ --recipe sound --model S/16
+    vitrail train sounds/ --model AST-Ti/16
 
 A sound is an image of one channel: its log-mel spectrogram, rows are mel bins and columns frames of 10 ms. Convolutions before
 the encoder, fixed positions, mean pooling; Muon trains the matrices, as in scratch-small. The sample rate, the number of frames,
 the size of the model and the length of the run depend on the sounds. Spectrograms are stretched, shifted and masked
 (SpecAugment), and pairs of them mixed (mixup).
+Expected: spoken digits of six speakers, all in training, 450 steps: 98.3 % (96.2–99.3) of 300 test recordings (measured, one
+seed: docs/results.md).
 """
 
 from dataclasses import replace
@@ -28,7 +30,7 @@ MAX_RATE, SPEECH_RATE = 16_000, 8_000  # Hz: higher rates are reduced; up to SPE
 MIN_FRAMES, MAX_FRAMES = 64, 1024
 AUDIOSET_MEAN, AUDIOSET_STD = -4.2677393, 4.5689974
 LARGE_DATA = 20_000  # training sounds from which on a few epochs are enough
-SAMPLES = 60_000  # sounds of a whole run on little data
+SAMPLES = 30_000  # sounds of a whole run on little data
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
@@ -87,18 +89,18 @@ def choose_preprocessing(facts: Facts, least_bins: int = 64) -> Preprocessing:
 
 
 def configure_named(facts: Facts, size: tuple[int, int]) -> ModelConfig:
-    """Return the model of --model for spectrograms of this size."""
+    """Return the model of --model for spectrograms of this size; AST-… as published."""
     sized = replace(facts, overrides={**facts.overrides, "size": size})
-    return common.configure_named(sized, position="sincos2d", pool="mean")
+    slots = {} if facts.overrides["model"].startswith("AST-") else {"position": "sincos2d", "pool": "mean"}
+    return common.configure_named(sized, **slots)
 
 
 def configure_model(facts: Facts, size: tuple[int, int]) -> ModelConfig:
     """Return a model with patches of 8 mel bins and 8 frames for a second of speech, 16×16 for more."""
-    small = size[0] * size[1] <= 64 * 128
     count = f"{facts.images:,} training sounds"
-    width = facts.choose("width", 192 if facts.images >= LARGE_DATA else 96, count)
+    width = facts.choose("width", 192 if facts.images >= LARGE_DATA else 128, count)
     depth = facts.choose("depth", 6 if facts.images >= LARGE_DATA else 4, count)
-    return common.configure_compact(facts, facts.classes, 8 if small else 16, width, depth, size)
+    return common.configure_compact(facts, facts.classes, 16, width, depth, size)
 
 
 def choose_augmentation(size: tuple[int, int]) -> tuple[AugmentSlot, ...]:
