@@ -310,7 +310,7 @@ def test_killed_process_resumes_without_repeating_the_others(place, tmp_path, mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     assert command(place, out) == 0
-    before = (tmp_path / "a.csv.rank0").read_bytes()
+    before = (tmp_path / "a.csv.part-1-of-2").read_bytes()
     monkeypatch.setenv("RANK", "1")
     with monkeypatch.context() as patch:
         killed_after(patch, 3)
@@ -318,7 +318,7 @@ def test_killed_process_resumes_without_repeating_the_others(place, tmp_path, mo
             command(place, out)
     monkeypatch.setenv("RANK", "0")
     assert command(place, out, "--resume") == 0
-    assert (tmp_path / "a.csv.rank0").read_bytes() == before
+    assert (tmp_path / "a.csv.part-1-of-2").read_bytes() == before
     assert not out.exists()
     monkeypatch.setenv("RANK", "1")
     assert command(place, out, "--resume") == 0
@@ -349,7 +349,7 @@ def test_parts_of_another_number_of_processes_are_kept(place, tmp_path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     assert command(place, out, "--resume") == 2
-    report = "a.csv.rank1 exists, of an interrupted run with 2 processes: use --resume with torchrun --nproc-per-node 2"
+    report = "a.csv.part-2-of-2 exists, of an interrupted run with 2 processes: use --resume with 2 processes"
     assert report in capsys.readouterr().err
     assert not out.exists()
 

@@ -1,5 +1,6 @@
 """Process groups: restarted processes agree on a new name, and leaving a group never hangs."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.training.groups import run_processes
 from tests.training.runs import environment
-from vitrail.training.distributed import agree_on_group_name
+from vitrail.training.distributed import Parallel, agree_on_group_name, join_process_group
+from vitrail.training.runs.record import check_shared
+from vitrail.training.train import agree_to_resume
 
 
 def test_restarted_processes_agree_on_a_new_group_name() -> None:
@@ -39,6 +43,43 @@ def test_a_process_waits_for_the_others(rank: int) -> None:
         time.sleep(0.4)
         assert not early.done()
         assert pool.submit(agree_on_group_name, store, 1 - rank, 2).result(30) == early.result(30)
+
+
+def see_directory(shared: Path, own: list[Path]) -> None:
+    """Check a directory that all processes share, and then one of each."""
+    with join_process_group("cpu") as team:
+        check_shared(shared, team)
+        with pytest.raises(ValueError, match="use out=RUN on a file system that all hosts share"):
+            check_shared(own[team.rank], team, seconds=0.3)
+        assert not agree_to_resume(team, shared, team.rank == 1)  # nothing was begun
+        team.barrier()
+        if team.is_main:
+            (shared / "recipe.json").touch()
+        assert agree_to_resume(team, shared, team.rank == 1)
+        assert not agree_to_resume(team, shared, False)
+
+
+def test_processes_agree_on_one_directory_and_on_resuming(tmp_path: Path) -> None:
+    """Of two hosts, one may have its own disk, or a torchrun that was started again with --resume."""
+    folders = [tmp_path / name for name in ("shared", "host1", "host2")]
+    for folder in folders:
+        folder.mkdir()
+    run_processes(see_directory, 2, folders[0], folders[1:])
+    assert [file.name for folder in folders for file in folder.iterdir()] == ["recipe.json"]
+
+
+def join_differently() -> None:
+    """Join with another layout in each process."""
+    parallel: list[Parallel] = ["ddp", "fsdp"]
+    with (
+        pytest.raises(ValueError, match="different parallel= or shard_size="),
+        join_process_group("cpu", parallel[int(os.environ["RANK"])]),
+    ):
+        pytest.fail("it was not noticed")
+
+
+def test_processes_have_the_same_layout() -> None:
+    run_processes(join_differently, 2)
 
 
 LEAVE_GROUPS = """

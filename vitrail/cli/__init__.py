@@ -27,6 +27,7 @@ COMMANDS = {
     "evaluate": "measure a model with confidence intervals, or probe its features",
     "predict": "write the predicted label of every image",
     "embed": "write the feature vector of every image",
+    "join": "join the parts that several hosts have predicted",
     "search": "index a folder of images and find nearest neighbours",
     "export": "export a model to ONNX, OpenVINO or torch.export, and verify the file",
     "serve": "serve models over HTTP, with a web page",

@@ -5,6 +5,10 @@ Transformer ("Swin-T", "SwinV2-B/16"), an MViT ("MViTv2-T") or an Audio Spectrog
 has the shape, parameters, multiply-adds and bytes of each stage.
 Multiply-adds and activation bytes are for the whole batch, in 32-bit floats; those of attention are for one image.
 
+--training adds memory, communication and time of a training on --gpus GPUs with --batch-size images a step, for a copy of
+the model in each GPU (ddp), a sharded model (fsdp) and one sharded in each host (hsdp). They are computed, not measured:
+--tflops is the published peak of a GPU and --utilisation the share of it that you assume.
+
 FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name, a name of `vitrail models`). The
 report has its format and the evidence for it, the architecture, missing and unused tensors, the origin of labels and
 preprocessing, and whether all values are finite.
@@ -17,6 +21,7 @@ examples:
   vitrail describe Ti/4 --width 128 --depth 6 --heads 4 --size 28 --channels 1 --classes 10
   vitrail describe AST-B/16 --size 128x512
   vitrail describe R152x4 --json
+  vitrail describe L/16 --training --gpus 64 --batch-size 4096 --tflops 312 --images 14197122 --epochs 90
   vitrail describe deit_tiny.safetensors
   vitrail describe my_vit.pth --assume heads=6 --assume mean=imagenet
   vitrail describe hf://google/vit-base-patch16-224 --header
@@ -29,7 +34,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options import CommandParser, given_options, parse_assumptions, print_result
+from vitrail.cli.options import CommandParser, given_options, parse_assumptions, print_result, refuse_options
 from vitrail.cli.text.progress import byte_progress
 from vitrail.models.sizes import SLOT_NAMES
 from vitrail.utils.files import WEIGHT_SUFFIXES
@@ -37,10 +42,16 @@ from vitrail.utils.text import format_bytes, format_image_count, format_table
 
 if TYPE_CHECKING:
     from vitrail.models.flops import Cost
+    from vitrail.models.training_cost import TrainingCost
 
 CHECKPOINT_SUFFIXES = (*WEIGHT_SUFFIXES, ".ckpt", ".index.json")
 SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
 CLIP_OPTIONS = ("frames", "tubelet")
+SENT = {"sent in a step by a GPU": "sent_by_gpu", "sent by a host to others": "sent_by_host"}
+TRAINING_OPTIONS = (
+    *("gpus", "gpus_per_host", "batch_size", "accumulate", "precision", "no_ema"),
+    *("tflops", "utilisation", "network", "images", "epochs"),
+)
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -68,13 +79,29 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_checkpoint_options()
     parser.add_shared("--text-tower")
     parser.add_option("--header", "do not read the values of a checkpoint: fast")
+    training = parser.add_group("training on GPUs")
+    training.add_option("--training", "add memory, communication and time of a training")
+    training.add_option("--gpus N", "number of GPUs [8]", int)
+    training.add_option("--gpus-per-host N", "GPUs of a host [8]", int)
+    training.add_option("--batch-size N", "images of a step, on all GPUs [1024]", int)
+    training.add_option("--accumulate N", "micro-batches of a step [1]", int)
+    training.add_option("--precision NAME", "precision of matrix products [bf16]", choices=("bf16", "fp16", "fp32"))
+    training.add_option("--no-ema", "no EMA of the weights")
+    training.add_option("--tflops X", "published peak of a GPU in this precision, TFLOP/s [no times]", float)
+    training.add_option("--utilisation X", "assumed share of the peak [0.4]", float)
+    training.add_option("--network GBS", "what a host sends to others, GB/s [no network times]", float)
+    training.add_option("--images N", "images of an epoch [no hours]", int)
+    training.add_option("--epochs N", "epochs of training [1]", float)
     resnet = parser.add_group("slots of a ResNet")
     resnet.add_option("--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the cost table of an architecture, or the report on a checkpoint."""
+    if not options.training:
+        refuse_options(options, TRAINING_OPTIONS, "needs --training: give it too")
     if is_checkpoint(options.model):
+        refuse_options(options, ("training",), "is for architectures, such as L/16: leave it out")
         return describe_checkpoint(options)
     from vitrail.models.flops import count
     from vitrail.models.registry import configure
@@ -89,8 +116,17 @@ def run(options: argparse.Namespace) -> int:
     for name in ("size", "channels", "classes"):
         if name in options or name in usual:  # classes none counts as given
             given["image_size" if name == "size" else name] = getattr(options, name, usual.get(name))
-    cost = count(configure(options.model, **given), options.batch)
-    return print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
+    config = configure(options.model, **given)
+    cost = count(config, options.batch)
+    values, lines = {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost)
+    if options.training:
+        from vitrail.models.training_cost import Cluster, estimate_training
+
+        chosen = given_options(options, TRAINING_OPTIONS)
+        chosen |= {"ema": not chosen.pop("no_ema", False)}
+        training = estimate_training(config, Cluster(**chosen))
+        values["training"], lines = training.as_dict(), [*lines, "", *format_training(training)]
+    return print_result(options, values, lines)
 
 
 def is_checkpoint(name: str) -> bool:
@@ -167,6 +203,41 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
             ("", f"{cost.attention_matrices:,} matrices, {total} per {one}, computed and never stored"),
         ]
     return facts
+
+
+def format_training(training: "TrainingCost") -> list[str]:
+    """Return memory and communication of a training as a table of layouts, then its time and what is assumed."""
+    cluster, layouts = training.cluster, training.layouts
+    hosts = cluster.gpus // cluster.host_size
+    memory = ("weights", "gradients", "moments", "ema", "working", "activations", "total")
+    names = {"moments": "Adam moments", "ema": "EMA", "working": "buckets, gathered layers, 16-bit copies"}
+    rows = [("memory of a GPU", *(layout.layout for layout in layouts))]
+    rows += [(names.get(name, name), *(format_bytes(getattr(layout, name)) for layout in layouts)) for name in memory]
+    rows += [(label, *(format_bytes(getattr(layout, name)) for layout in layouts)) for label, name in SENT.items()]
+    if cluster.network is not None and hosts > 1:
+        seconds = (f"{layout.network_seconds or 0:.3f} s" for layout in layouts)
+        rows.append((f"network at {cluster.network:g} GB/s", *seconds))
+    accumulate = f", {cluster.accumulate} micro-batches" if cluster.accumulate > 1 else ""
+    gpus = "1 GPU" if cluster.gpus == 1 else f"{cluster.gpus} GPUs, {hosts} × {cluster.host_size}"
+    title = f"training on {gpus}: {cluster.batch_size:,} images a step"
+    facts = [("step", f"{training.flops_per_image * cluster.batch_size / 1e12:,.1f} TFLOP, forward and backward")]
+    if training.step_seconds is not None:
+        share, peak = f"{100 * cluster.utilisation:g} %", f"{cluster.tflops:g} TFLOP/s"
+        facts.append(("", f"{training.step_seconds:.3f} s at {share} (assumed) of {peak} per GPU (given)"))
+        facts.append(("", f"{training.images_per_second:,.0f} images/s"))
+    if training.steps is not None:
+        hours = "" if training.hours is None else f", {training.hours:,.1f} hours"
+        facts.append(
+            ("run", f"{training.steps:,} steps{hours} for {cluster.epochs:g} epochs of {cluster.images:,} images")
+        )
+    facts.append(("computed", "not measured; without the CUDA context, gaps of the allocator and evaluation"))
+    return [
+        f"{title}, {cluster.local_batch} per GPU at a time{accumulate}, {cluster.precision}",
+        "",
+        *format_table(rows, right=(1, 2, 3), rules=(1, len(memory), len(memory) + 1)),
+        "",
+        *(f"{label:<12}{fact}" for label, fact in facts),
+    ]
 
 
 def format_count(value: int) -> str:

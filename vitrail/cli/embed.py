@@ -1,7 +1,7 @@
 """Write the feature vector of every image, in the order of the images.
 
-MODEL and PATHS are as for `vitrail predict`, and so are --resume, --runtime and torchrun. Features are the input of the head; a
-distilled model gives both tokens, concatenated. An image that cannot be read gives a row with the error.
+MODEL and PATHS are as for `vitrail predict`, and so are --resume, --part, --runtime and torchrun. Features are the input
+of the head; a distilled model gives both tokens, concatenated. An image that cannot be read gives a row with the error.
 
 examples:
   vitrail embed dino.pth photos --out features.npy

@@ -5,8 +5,9 @@ the path, the label and its probability (score); for an unreadable image it has 
 labels. Labels of the dataset are not read. A model of clips takes videos: files, and folders of frames; a score is the
 mean probability over all views (clips and crops) of a video.
 
---resume continues an interrupted run without lost or repeated rows. Under torchrun, each process handles a share of the
-images, and the last one to end joins the files.
+--resume continues an interrupted run without lost or repeated rows. Under torchrun, each process writes a share of the
+images to FILE.part-3-of-8, and the last one to end joins the parts. --part 3/8 does the same without torchrun, on hosts
+that need not know each other; `vitrail join FILE` joins parts that were copied to one place.
 
 examples:
   vitrail predict runs/photos-1 photos --out predictions.csv
@@ -15,6 +16,7 @@ examples:
   vitrail predict model.safetensors 'shards/{000..099}.tar' --out predictions.parquet --resume
   vitrail predict model.onnx photos --out predictions.csv --json | jq .images_per_second
   torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv
+  vitrail predict model.safetensors photos --out predictions.csv --part 3/8 --resume
   vitrail predict segmenter.safetensors photos --out masks/ --overlays
   vitrail predict clips.safetensors videos walk.mp4 --out predictions.csv
   vitrail predict eomt.safetensors photos --out segments/ --panoptic --stuff sky,road
@@ -109,6 +111,7 @@ def add_output_options(parser: CommandParser, formats: str) -> None:
     parser.add_option("--format NAME", f"output format, {formats} [from the suffix of FILE]")
     parser.add_option("--resume", "continue an interrupted run")
     parser.add_option("--force", "start again and replace FILE when the new one is complete")
+    parser.add_option("--part K/N", "compute the K-th of N shares of the images, to FILE.part-K-of-N")
     parser.add_option("--limit N", "maximum number of images, from the first [all]", int)
     parser.add_shared("--cache-size SIZE", "--json")
     parser.add_compute_options()
@@ -121,8 +124,8 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     from vitrail.deploy.predict.inputs import collect_inputs, take_images
     from vitrail.deploy.predict.masks import PANOPTIC_TABLE, TABLE, check_directory, is_directory, needs_masks
     from vitrail.deploy.predict.predict import check_input_media, open_pool
-    from vitrail.deploy.predict.processes import process_share, share_choices
-    from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
+    from vitrail.deploy.predict.processes import is_restarted, process_share, share_choices
+    from vitrail.deploy.predict.resume import check_resumable, journal_path, partial_path, read_recorded_precision
     from vitrail.deploy.predict.write import PredictionInterrupted, compute_state_checksum, write_outputs
     from vitrail.deploy.runtimes.open import ask_media
 
@@ -149,7 +152,9 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     if zero_shot is not None:
         compute = replace(compute, assume=None, take=None)  # facts of the file that was read
         identity |= given_options(options, ("classes", "template")) | {"weights": compute_state_checksum(zero_shot)}
-    share = process_share()
+    share = process_share(part=options.part)
+    if out != "-" and is_restarted() and journal_path(partial_path(Path(out), share.rank, share.world)).is_file():
+        options.resume, options.force = True, False
     if is_folder:
         check_directory(Path(options.out), table)
     if out != "-" and not (is_folder and not os.path.exists(options.out)):  # before any computation
@@ -168,7 +173,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         check_input_media(model.deployed, inputs)
         labels, targets = model.deployed.contract.labels, model.deployed.contract.targets
         if model.masks is not None:
-            model, row_format = prepare_masks(options, model, inputs, total)
+            model, row_format = prepare_masks(options, model, inputs, total, share.world)
         elif row_format is None or given_options(options, MASK_OPTIONS):
             kind = "classes" if targets is None else "numbers"
             refuse_options(options, MASK_OPTIONS, f"is for segmentation models: {model.deployed.name} predicts {kind}")
@@ -187,6 +192,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
             top=top,
             limit=options.limit,
             options=identity,
+            share=share,
             resume=options.resume,
             force=options.force,
             progress=show,
@@ -194,7 +200,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     except PredictionInterrupted as stopped:
         print_note(f"vitrail {options.command}: interrupted after {stopped.rows:,} of {stopped.count:,} images")
         if options.out != "-":
-            print_note(f"continue with: {resume_command(options, share.world)}")
+            print_note(f"continue with: {resume_command(options, 1 if options.part else share.world)}")
         return 130
     lines = format_summary(options, summary)
     if options.out == "-":
@@ -205,13 +211,12 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
 
 
 def prepare_masks(
-    options: argparse.Namespace, pool: "RuntimePool", inputs: "ImageInputs", count: int
+    options: argparse.Namespace, pool: "RuntimePool", inputs: "ImageInputs", count: int, world: int
 ) -> "tuple[RuntimePool, RowFormat]":
     """Return the pool of a segmentation model, with overlays if asked for, and the format of its masks or segments."""
     from vitrail.deploy.predict.masks import MaskFiles, delete_interrupted_masks, select_mask_format
     from vitrail.deploy.predict.panoptic import PanopticFiles, select_panoptic_format
     from vitrail.deploy.predict.predict import with_overlays
-    from vitrail.deploy.predict.processes import process_share
     from vitrail.deploy.runtimes.masks import class_colours
     from vitrail.deploy.runtimes.panoptic import PanopticInference
 
@@ -225,7 +230,7 @@ def prepare_masks(
     if isinstance(row_format, MaskFiles | PanopticFiles):
         row_format = replace(row_format, overlays=options.overlays)
         Path(options.out).mkdir(parents=True, exist_ok=True)
-        if options.force and process_share().world == 1:  # of several processes, another may have written new ones
+        if options.force and world == 1:  # of several processes, another may have written new ones
             delete_interrupted_masks(Path(options.out), row_format.table)
     elif options.overlays:
         raise ValueError(f"--overlays needs a directory, for example --out masks/, got --out {options.out}")
@@ -263,5 +268,6 @@ def format_summary(options: argparse.Namespace, summary: "Summary") -> list[str]
         f"{process}{format_image_count(count, summary.media)}{resumed} in {summary.seconds:,.1f} s{speed}; {compute}"
     )
     if options.out != "-":
-        lines.append(options.out if summary.whole else f"{options.out}: joined when the last process ends")
+        where = f"{summary.part} is complete: the last process that sees all parts joins them; so does vitrail join"
+        lines.append(options.out if summary.whole else f"{where} {shlex.quote(options.out)}")
     return lines

@@ -46,7 +46,16 @@ DATA_OPTIONS += ("label_from", "names", "ignore", "targets")
 CAPTION_OPTIONS = ("objective", "init_image", "tokenizer")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 SELF_TRAINING_OPTIONS = ("rounds", "threshold")
-MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
+MACHINE_OPTIONS = (
+    "device",
+    "workers",
+    "parallel",
+    "shard_size",
+    "lost_after",
+    "compile",
+    "save_seconds",
+    "keep_checkpoints",
+)
 RUN_FILES = ("recipe.json", "self_training.json")  # one of them is in a directory that can be resumed
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
 NEW_RUN_OPTIONS = (
@@ -143,8 +152,11 @@ def add_machine_options(parser: CommandParser) -> None:
     group.add_shared("--device auto|cpu|cuda|mps", default=None)
     group.add_shared("--precision")
     group.add_shared("--workers N")
-    parallel = "with several processes: ddp, a full model per process, or fsdp, a sharded one [ddp]"
-    group.add_option("--parallel", parallel, choices=("ddp", "fsdp"))
+    parallel = "with several processes: ddp, a full model per process, fsdp, a sharded one, hsdp, one sharded in each host [ddp]"
+    group.add_option("--parallel", parallel, choices=("ddp", "fsdp", "hsdp"))
+    group.add_option("--shard-size N", "processes that share a model with hsdp [those of a host]", int)
+    lost = "with several processes: end after so long without a sign of another process, to be restarted [60]"
+    group.add_option("--lost-after SECONDS", lost, float)
     group.add_option("--compile", "use torch.compile: slow first step, then faster")
     group.add_option("--skip-nonfinite N", "skip up to N steps with a non-finite loss, then stop [0]", int)
     group.add_option("--patience N", "stop after N validations without improvement, keep the best model", int)

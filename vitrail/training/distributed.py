@@ -17,15 +17,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from vitrail.training.batch_norm import synchronise_batch_norm
+from vitrail.training.heartbeat import Heartbeat, first_beat, heartbeat_key
 from vitrail.utils.devices import pick_device
 from vitrail.utils.slurm import adopt_step
 
-Parallel = Literal["ddp", "fsdp"]
+Parallel = Literal["ddp", "fsdp", "hsdp"]
 GROUP_TIMEOUT = timedelta(hours=6)  # the other processes wait while the main one audits a large dataset
+JOIN_TIMEOUT = timedelta(minutes=10)  # between the start of the first process and that of the last
 
 # Groups that were left. The destructor of a Gloo group joins its threads; called with the GIL held, it waits for ever for
 # a thread that needs the GIL to free a tensor. A traceback or DDP may hold the last reference, so it is held here instead.
@@ -41,22 +44,32 @@ class Team:
     device: torch.device
     parallel: Parallel = "ddp"
     host_group: Any = None  # of tensors on the host; None for the default group
+    shard_size: int | None = None  # processes that share one copy of the model, with hsdp
 
     @property
     def is_main(self) -> bool:
         """Return True if this process writes files and messages."""
         return self.rank == 0
 
+    @property
+    def is_sharded(self) -> bool:
+        """Return True if a process has only a part of each weight."""
+        return self.world_size > 1 and self.parallel != "ddp"
+
+    @property
+    def has_buckets(self) -> bool:
+        """Return True if gradients are added in an order that DDP chooses; two numbers have one sum."""
+        return self.world_size > 2 and self.parallel == "ddp"
+
     def wrap(self, loss_module: nn.Module) -> nn.Module:
         """Return the loss module wrapped in DDP or FSDP2: its gradients and batch statistics are those of all processes."""
         if self.world_size == 1:
             return loss_module
         synchronise_batch_norm(loss_module)
-        if self.parallel == "fsdp":
-            from torch.distributed.device_mesh import init_device_mesh
+        if self.is_sharded:
             from torch.distributed.fsdp import fully_shard
 
-            mesh = init_device_mesh(self.device.type, (self.world_size,))
+            mesh = self.build_mesh()
             for module in list(loss_module.modules()):  # of the model, a decoder, a momentum teacher
                 for block in getattr(module, "blocks", ()):
                     fully_shard(block, mesh=mesh)
@@ -65,10 +78,22 @@ class Team:
         device_ids = [self.device.index] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(loss_module, device_ids=device_ids, broadcast_buffers=False)
 
+    def build_mesh(self) -> DeviceMesh:
+        """Return the mesh that shards the model: one row of all processes, or with hsdp a row for each copy of the model."""
+        if self.shard_size is None or self.parallel != "hsdp":
+            return init_device_mesh(self.device.type, (self.world_size,))
+        rows = torch.arange(self.world_size).view(-1, self.shard_size)
+        groups: list[Any] = [  # those of `init_device_mesh` would have PyTorch's timeout
+            dist.new_subgroups_by_enumeration(lists, timeout=GROUP_TIMEOUT)[0]
+            for lists in (rows.T.tolist(), rows.tolist())
+        ]
+        _left_groups.extend(groups)
+        return DeviceMesh.from_group(groups, self.device.type, rows, mesh_dim_names=("replicate", "shard"))
+
     @contextmanager
     def gradient_sync(self, wrapped: nn.Module, last: bool) -> Iterator[None]:
         """Synchronise gradients only with the last micro-batch."""
-        if self.world_size > 1 and self.parallel == "fsdp":
+        if self.is_sharded:
             getattr(wrapped, "set_requires_gradient_sync")(last)  # noqa: B009
             yield
         else:
@@ -149,6 +174,7 @@ def agree_on_group_name(store: Store, rank: int, world: int) -> str:
     """
     if rank == 0:
         name = f"vitrail-{uuid4().hex}"
+        store.set(heartbeat_key(name, 0), first_beat())
         store.set("vitrail-offer", name)
         signatures = [store.get(f"{name}-signed-{other}").decode() for other in range(1, world)]
         store.set(f"{name}-confirmed", " ".join(signatures))
@@ -156,6 +182,7 @@ def agree_on_group_name(store: Store, rank: int, world: int) -> str:
     mine = uuid4().hex
     while True:
         name = store.get("vitrail-offer").decode()
+        store.set(heartbeat_key(name, rank), first_beat())
         store.set(f"{name}-signed-{rank}", mine)
         while store.get("vitrail-offer").decode() == name:
             if store.check([f"{name}-confirmed"]) and mine in store.get(f"{name}-confirmed").decode().split():
@@ -186,9 +213,28 @@ def count_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def choose_shard_size(parallel: Parallel, given: int | None, world: int) -> int | None:
+    """Return the number of processes that share one copy of the model: those of a host, unless another number is given."""
+    if parallel != "hsdp":
+        if given is not None:
+            raise ValueError(f"shard_size={given} is for parallel='hsdp': leave it out with parallel={parallel!r}")
+        return None
+    size = given or int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    if world % size:
+        found = "" if given else ", the processes of this host"
+        raise ValueError(f"{world} processes cannot be divided by shard_size={size}{found}: give shard_size=")
+    return size
+
+
 @contextmanager
-def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
-    """Join the process group of `torchrun`; a team of one without it."""
+def join_process_group(
+    device: str = "auto", parallel: Parallel = "ddp", shard_size: int | None = None, lost_after: float = 60.0
+) -> Iterator[Team]:
+    """Join the process group of `torchrun` or `srun`; a team of one without it.
+
+    With parallel="hsdp", each group of `shard_size` consecutive processes shares one copy of the model [the processes of a
+    host]. A process of which nothing is heard for `lost_after` seconds ends all others.
+    """
     world = count_processes()
     chosen = pick_device(device)
     if world == 1:
@@ -196,22 +242,31 @@ def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iter
         return
     if chosen.type == "mps":
         raise ValueError("PyTorch does not support several processes on Metal: use device='cpu'")
+    shard_size = choose_shard_size(parallel, shard_size, world)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     stop_with_parent()
-    store, rank, world = next(rendezvous("env://", timeout=GROUP_TIMEOUT))
-    dist.init_process_group(
-        "nccl" if chosen.type == "cuda" else "gloo",
-        store=PrefixStore(agree_on_group_name(store, rank, world), store),
-        rank=rank,
-        world_size=world,
-        timeout=GROUP_TIMEOUT,
-    )
-    _left_groups.append(dist.group.WORLD)
+    store, rank, world = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+    name = agree_on_group_name(store, rank, world)
+    heartbeat = Heartbeat(store, name, rank, world, lost_after)
+    store.set_timeout(GROUP_TIMEOUT)
     try:
+        dist.init_process_group(
+            "nccl" if chosen.type == "cuda" else "gloo",
+            store=PrefixStore(name, store),
+            rank=rank,
+            world_size=world,
+            timeout=GROUP_TIMEOUT,
+        )
+        _left_groups.append(dist.group.WORLD)
         hosts = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) if chosen.type == "cuda" else None
-        yield Team(dist.get_rank(), world, chosen, parallel, hosts)
+        team = Team(dist.get_rank(), world, chosen, parallel, hosts, shard_size)
+        if len(set(team.gather_objects((parallel, shard_size)))) > 1:
+            raise ValueError("the processes have different parallel= or shard_size=: give the same to all")
+        yield team
         dist.barrier()  # no process leaves while another still writes
     finally:
-        dist.destroy_process_group()
+        heartbeat.leave()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         time.sleep(0.01)  # releases the GIL: the group's threads free the tensors of the last collectives

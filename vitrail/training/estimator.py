@@ -216,7 +216,7 @@ def train_images(images: Images, out: Path, choice: RecipeChoice, options: dict[
     held = hold_out(images.targets, share, options["seed"])
     train, validation = (images.select(~held), images.select(held, "validation")) if held.any() else (images, images)
     dataset = Dataset("X", "arrays", {"train": train, "validation": replace(validation, split="validation")})
-    with join_process_group(machine.device, machine.parallel) as team:
+    with join_process_group(**machine.group()) as team:
         labels = LabelMap(images.classes)
         prepared = Prepared(dataset, labels, dataset.splits, Audit(dataset, ()), [])  # every image is used as it is
         facts = prepared.measure_facts()

@@ -153,16 +153,22 @@ class Machine:
 
     device: str = "auto"
     workers: int | None = None  # loading processes; None to choose
-    parallel: Literal["ddp", "fsdp"] = "ddp"
+    parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
+    shard_size: int | None = None  # processes that share one copy of the model, with hsdp; None for those of a host
+    lost_after: float = 60.0  # seconds without a sign of another process
     compile: bool = False
     save_seconds: float = 300.0
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
-        check_fields(self, ">= 1", "keep_checkpoints")
+        check_fields(self, ">= 1", "keep_checkpoints", "shard_size", "lost_after")
         check_fields(self, ">= 0", "workers")
         if not self.save_seconds >= 0:
             raise ValueError(f"save_seconds must be >= 0, got {self.save_seconds}")
+
+    def group(self) -> dict[str, Any]:
+        """Return the arguments of `join_process_group`."""
+        return {name: getattr(self, name) for name in ("device", "parallel", "shard_size", "lost_after")}
 
 
 @dataclass

@@ -49,7 +49,7 @@ class StepTime:
 
 def measure_step_time(recipe: Recipe, prepared: Prepared, machine: Machine) -> StepTime:
     """Run a few training steps of a recipe without saving, and return their duration."""
-    with join_process_group(machine.device, machine.parallel) as team:
+    with join_process_group(**machine.group()) as team:
         return measure_on_team(recipe, prepared, machine, team)
 
 

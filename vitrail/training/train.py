@@ -264,9 +264,9 @@ def start_run(
         import_tracker(tracker)  # fails before anything else is done
     if out is None and count_processes() > 1:
         raise ValueError("several processes need the same run directory: give out=RUN")
-    with join_process_group(machine.device, machine.parallel) as team:
+    with join_process_group(**machine.group()) as team:
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a failure
-        if restarted and directory is not None and (directory / "recipe.json").is_file():
+        if directory is not None and agree_to_resume(team, directory, restarted):
             return resume_run(directory, machine, team, connected, source=choice.source, augment=choice.augment)
         if directory is not None and directory.exists() and not directory.is_dir():
             raise ValueError(f"{directory} is a file: give the name of a directory as out=")
@@ -329,10 +329,22 @@ def resume(
     if not (directory / "recipe.json").is_file():
         raise ValueError(f"{directory} is not a run directory: it has no recipe.json")
     machine = dataclass_from_json(read_run_record(directory)["machine"], Machine, f"{directory / 'run.json'}: machine")
-    machine = change_machine(replace(machine, **(changes or {})), device, workers)
-    with join_process_group(machine.device, machine.parallel) as team:
+    changed = {"shard_size": None, **changes} if changes and "parallel" in changes else changes or {}
+    machine = change_machine(replace(machine, **changed), device, workers)
+    with join_process_group(**machine.group()) as team:
         connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
+        agree_to_resume(team, directory, True)
         return resume_run(directory, machine, team, connected, accept_changes, data, augment)
+
+
+def agree_to_resume(team: Team, directory: Path, resumes: bool) -> bool:
+    """Return whether one of the processes resumes the run, and the main process sees it.
+
+    After a failure of one host, torchrun starts the processes of the others again with their command, and a new torchrun on
+    that host may have been given `--resume`.
+    """
+    (resumes,) = team.any_process(resumes)
+    return resumes and team.broadcast_object((directory / "recipe.json").is_file())
 
 
 def resume_run(

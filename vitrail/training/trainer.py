@@ -147,6 +147,8 @@ class Trainer:
             upcoming = self.fetch(batches)
             if self.team.any_process(self.lost is not None)[0]:
                 self.save_and_stop()
+            if upcoming is not None and progress.step > 0 and self.team.has_buckets:
+                self.rehearse(upcoming[0], upcoming[2])
             while upcoming is not None:
                 step, epoch, batch = upcoming
                 self.train_step(step, epoch, batch)
@@ -255,6 +257,21 @@ class Trainer:
         self.pending.append(PendingStep(step, epoch, lr, batch.indices, numbers))
         if len(self.pending) == MAX_PENDING:
             self.read_numbers()
+
+    def rehearse(self, step: int, batch: Batch) -> None:
+        """Compute the gradients of a step and discard them.
+
+        DDP orders its buckets by its first backward pass, and the place of a gradient decides in which order the processes
+        are added. The first step of a resumed run must add as the same step of a run that was not interrupted.
+        """
+        torch.manual_seed(0)
+        self.loss_module.train()
+        buffers = [(buffer, buffer.clone()) for buffer in self.loss_module.buffers()]
+        self.backward(step, batch)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
     def clip_gradients(self) -> Tensor:
         """Clip the gradients to the optimiser's maximum norm, if it has one; return their norm before that."""

@@ -75,6 +75,14 @@ class RowFormat:
         """Convert a complete stream to the requested file: by renaming, if they are the same."""
         stream.replace(out)
 
+    def stream_paths(self, path: Path) -> list[Path]:
+        """Return the files of this format beside a path, which is the first of them."""
+        return [path.with_name(path.name + suffix) for suffix in self.streams]
+
+    def describe_joining(self) -> dict[str, Any]:
+        """Return what `join.py` needs to join parts of this format: its name, and the values that `finish_file` reads."""
+        return {"format": type(self).__name__}
+
 
 def label_columns(top: int) -> list[tuple[str, str]]:
     """Return the columns path, label, score, error, then label2, score2, … and the kinds of their values."""
@@ -227,8 +235,9 @@ class ParquetFormat(RowFormat):
 
         with stream.open("rb") as source, atomic_write(out) as file:
             pending: list[Any] = []
-            with parquet.ParquetWriter(file, self.schema()) as writer:
-                for batch in ipc.open_stream(source):
+            batches = ipc.open_stream(source)
+            with parquet.ParquetWriter(file, batches.schema) as writer:
+                for batch in batches:
                     pending.append(batch)
                     if sum(map(len, pending)) >= MIN_ROW_GROUP:
                         writer.write_table(arrow.Table.from_batches(pending))

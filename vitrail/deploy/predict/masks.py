@@ -193,6 +193,9 @@ class MasksCOCO(RowFormat):
         ]
         return {"file_name": row.path, "height": height, "width": width, "annotations": annotations}
 
+    def describe_joining(self) -> dict[str, Any]:
+        return {**super().describe_joining(), "labels": self.labels}
+
     def finish_file(self, stream: Path, out: Path) -> None:
         """Convert the stream line by line, so that memory never holds all rows."""
 
@@ -276,6 +279,9 @@ class MaskFiles(RowFormat):
             write_synced(self.directory / f"{name}.overlay.jpg", row.overlay)
         shares = measure_shares(row.mask)
         return [row.path, f"{name}.png", "", *(f"{shares.get(index, 0.0):.6g}" for index in range(len(self.labels)))]
+
+    def describe_joining(self) -> dict[str, Any]:
+        return {**super().describe_joining(), "labels": self.labels, "overlays": self.overlays}
 
     def finish_file(self, stream: Path, out: Path) -> None:
         """Replace the table, and delete the masks and overlays that only the earlier one lists."""

@@ -134,6 +134,10 @@ class PanopticFiles(RowFormat):
             "segments_info": segments,
         }
 
+    def describe_joining(self) -> dict[str, Any]:
+        facts = {"labels": self.labels, "things": self.things, "overlays": self.overlays}
+        return {**super().describe_joining(), **facts}
+
     def finish_file(self, stream: Path, out: Path) -> None:
         """Convert the stream line by line; delete the PNGs and overlays that only the earlier file lists."""
         delete_masks(self.directory, read_mask_names(out), read_mask_names(stream), self.overlays)

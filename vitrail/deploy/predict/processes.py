@@ -1,7 +1,8 @@
-"""Processes of torchrun that predict one set of images: the share of each, and the precision that the first one chooses."""
+"""Processes that predict one set of images: the share of each, and under torchrun the precision that the first one chooses."""
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ WAIT = timedelta(minutes=30)  # for the first process, which may have to downloa
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """Rank and number of processes, as set by torchrun."""
+    """Rank and number of processes, as set by torchrun or --part."""
 
     rank: int = 0
     world: int = 1
@@ -31,8 +32,8 @@ class ProcessShare:
         return -(-count // self.world)
 
 
-def process_share(environment: Mapping[str, str] = os.environ) -> ProcessShare:
-    """Return the share of this process from RANK and WORLD_SIZE."""
+def process_share(environment: Mapping[str, str] = os.environ, part: str | None = None) -> ProcessShare:
+    """Return the share of this process from RANK and WORLD_SIZE, or from a part such as "3/8"."""
     try:
         share = ProcessShare(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
     except ValueError:
@@ -40,7 +41,19 @@ def process_share(environment: Mapping[str, str] = os.environ) -> ProcessShare:
     if not 0 <= share.rank < share.world:
         values = " and ".join(f"{name}={environment.get(name)}" for name in ("RANK", "WORLD_SIZE"))
         raise ValueError(f"invalid {values}: RANK must be in 0 … WORLD_SIZE - 1, as torchrun sets them")
-    return share
+    if part is None:
+        return share
+    if share.world > 1:
+        raise ValueError(f"--part {part} divides the images, and so does torchrun: use one of them")
+    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"--part {part} must be K/N with 1 <= K <= N, such as 3/8")
+    return ProcessShare(int(found[1]) - 1, int(found[2]))
+
+
+def is_restarted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torchrun has started this process again after a failure."""
+    return int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 @contextmanager

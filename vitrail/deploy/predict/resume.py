@@ -1,8 +1,9 @@
 """Write rows to a file so that an interrupted process loses at most a second of work and can resume.
 
-Rows are appended to `OUT.partial` (`OUT.rank0`, … with several processes) and synced to disk about once a second; then a journal
-beside the file records the number of complete rows and bytes. To resume, the file is truncated to the journal's length and
-continued. It is renamed to `OUT` when it has all rows.
+Rows are appended to `OUT.partial` (`OUT.part-1-of-8`, … with several processes) and synced to disk about once a second; then a
+journal beside the file records the number of complete rows and bytes. To resume, the file is truncated to the journal's length
+and continued. It is renamed to `OUT` when it has all rows. Parts are joined by the process that finds all of them complete, or
+by `vitrail join` (`join.py`) where hosts do not share a disk.
 """
 
 import glob
@@ -31,6 +32,7 @@ from vitrail.utils.json import read_json_file
 
 COMMIT_INTERVAL_SECONDS = 1.0  # work that a killed process loses, at most
 MAX_PENDING_ROWS = 4096  # rows in memory
+PART = r"part-\d+-of-\d+"  # after the name of the output, of one of several processes
 DIFFERENCES = {"model": "another model", "pictures": "other images", "processes": "another number of processes"}
 
 
@@ -44,6 +46,7 @@ class Journal(TypedDict):
     finished: bool
     what: dict[str, Any]
     precision: NotRequired[str | None]  # in which a resumed run computes; None while it is not decided
+    joining: NotRequired[dict[str, Any]]  # what the format needs to join the parts
 
 
 class RowOutput:
@@ -123,7 +126,7 @@ class PartialOutput(RowOutput):
         if self.finished:  # only the renaming is missing
             return self.rows
         with self.explain_disk_errors():
-            self.files = [open(file, "ab", buffering=0) for file in self.stream_paths(self.base)]  # noqa: SIM115
+            self.files = [open(file, "ab", buffering=0) for file in self.row_format.stream_paths(self.base)]  # noqa: SIM115
             claim_file(self.files[0], self.out)
             remove_stale_partials(self.base.parent, self.journal.name)
             if resuming:
@@ -135,10 +138,6 @@ class PartialOutput(RowOutput):
                 file.truncate(size)  # removes what follows the complete rows
             self.write_journal()
         return self.rows
-
-    def stream_paths(self, path: Path) -> list[Path]:
-        """Return the files of this format beside a path, which is the first of them."""
-        return [path.with_name(path.name + suffix) for suffix in self.row_format.streams]
 
     def read_journal(self) -> None:
         """Read the journal; raise ValueError if it is damaged or of another run."""
@@ -186,6 +185,7 @@ class PartialOutput(RowOutput):
         journal = {"rows": self.rows, "bytes": self.sizes, "width": self.width, "errors": self.errors}
         with atomic_write(self.journal) as file:
             journal |= {"finished": self.finished, "what": self.identity, "precision": self.read_precision()}
+            journal |= {"joining": self.row_format.describe_joining()}
             file.write(json.dumps(journal).encode())
 
     def finish(self) -> bool:
@@ -196,7 +196,7 @@ class PartialOutput(RowOutput):
             self.finished = True
             self.write_journal()
             if self.world == 1:
-                self.rename_parts([self.base])
+                self.join([self.base])
                 return True
             lock = self.out.with_name(self.out.name + ".lock")
             with lock.open("wb") as file, lock_file(file):
@@ -206,7 +206,7 @@ class PartialOutput(RowOutput):
                     return True
                 if not all(self.is_finished(part) for part in parts):
                     return False
-                self.rename_parts(parts)
+                self.join(parts)
                 lock.unlink(missing_ok=True)
             return True
 
@@ -218,23 +218,11 @@ class PartialOutput(RowOutput):
             return False
         return journal["finished"] and journal["what"] == self.identity
 
-    def rename_parts(self, parts: list[Path]) -> None:
-        """Join the parts to the output files, the main file last, so that it never exists without the others."""
-        targets, whole = self.stream_paths(self.out), self.stream_paths(partial_path(self.out, 0, 1))
-        streams = [self.stream_paths(part) for part in parts]
-        for number, target in reversed(list(enumerate(targets))):
-            pieces = [paths[number] for paths in streams]
-            if not all(piece.is_file() for piece in pieces):
-                continue  # renamed before an interruption
-            if len(pieces) > 1:
-                concatenate_files(pieces, whole[number])
-            if number:
-                whole[number].replace(target)
-            else:
-                self.row_format.finish_file(whole[number], target)
+    def join(self, parts: list[Path]) -> None:
+        """Join the parts to the output files and remove them."""
+        join_streams(self.row_format, self.out, parts)
         self.close()
-        for path in (*(path for paths in streams for path in paths), *map(journal_path, parts)):
-            path.unlink(missing_ok=True)
+        remove_parts(self.row_format, parts)
 
     def close(self) -> None:
         for file in self.files:
@@ -255,9 +243,32 @@ class PartialOutput(RowOutput):
             raise OSError(f"{self.out} was not written: {reason}{saved}") from error
 
 
+def join_streams(row_format: RowFormat, out: Path, parts: list[Path]) -> None:
+    """Join the parts to the output files, the main file last, so that it never exists without the others."""
+    targets, whole = row_format.stream_paths(out), row_format.stream_paths(partial_path(out, 0, 1))
+    streams = [row_format.stream_paths(part) for part in parts]
+    for number, target in reversed(list(enumerate(targets))):
+        pieces = [paths[number] for paths in streams]
+        if not all(piece.is_file() for piece in pieces):
+            continue  # renamed before an interruption
+        if len(pieces) > 1:
+            concatenate_files(pieces, whole[number])
+        if number:
+            whole[number].replace(target)
+        else:
+            row_format.finish_file(whole[number], target)
+
+
+def remove_parts(row_format: RowFormat, parts: list[Path]) -> None:
+    """Remove parts that were joined, with their journals."""
+    for part in parts:
+        for path in (*row_format.stream_paths(part), journal_path(part)):
+            path.unlink(missing_ok=True)
+
+
 def partial_path(out: Path, rank: int, world: int) -> Path:
     """Return the path of a process's rows until the file is complete."""
-    return out.with_name(f"{out.name}.partial" if world == 1 else f"{out.name}.rank{rank}")
+    return out.with_name(f"{out.name}.partial" if world == 1 else f"{out.name}.part-{rank + 1}-of-{world}")
 
 
 def journal_path(part: Path) -> Path:
@@ -289,7 +300,7 @@ def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bo
         )
     if not exists and not force and (others := find_other_parts(out, world)) is not None:
         other, count = others
-        how = f"with torchrun --nproc-per-node {count}" if count > 1 else "without torchrun"
+        how = f"with {count} processes" if count > 1 else "without torchrun"
         run = f"an interrupted run with {count} process{'es' if count > 1 else ''}"
         raise ValueError(f"{other} exists, of {run}: use --resume {how}, or --force to start again")
     if out.exists() and not force and not exists:
@@ -300,7 +311,7 @@ def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bo
 
 def find_streams(out: Path) -> list[Path]:
     """Return the files of interrupted runs beside `out`."""
-    pattern = re.compile(rf"{re.escape(out.name)}\.(partial|rank\d+)")
+    pattern = re.compile(rf"{re.escape(out.name)}\.(partial|{PART})")
     return sorted(path for path in out.parent.iterdir() if pattern.fullmatch(path.name))
 
 
@@ -308,7 +319,7 @@ def find_other_parts(out: Path, world: int) -> tuple[Path, int] | None:
     """Return a part of an interrupted run with another number of processes, and that number."""
     for journal in sorted(out.parent.glob(f"{glob.escape(out.name)}.*.json")):
         part = journal.with_suffix("")
-        if not re.fullmatch(r"partial|rank\d+", part.name.removeprefix(f"{out.name}.")):
+        if not re.fullmatch(f"partial|{PART}", part.name.removeprefix(f"{out.name}.")):
             continue
         try:
             count = json.loads(journal.read_text(encoding="utf-8"))["what"]["processes"]

@@ -12,8 +12,8 @@ from vitrail.deploy.predict.formats import RowFormat
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.predict.parallel import output_width
 from vitrail.deploy.predict.predict import RuntimePool, predict_rows
-from vitrail.deploy.predict.processes import process_share
-from vitrail.deploy.predict.resume import PartialOutput, StreamOutput
+from vitrail.deploy.predict.processes import ProcessShare
+from vitrail.deploy.predict.resume import PartialOutput, StreamOutput, partial_path
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.precision import current_precision, decided_precision, describe_precision
 from vitrail.models.base import Model
@@ -36,7 +36,8 @@ class Summary:
     workers: int
     rank: int = 0
     processes: int = 1
-    whole: bool = True  # False while other processes are still writing
+    whole: bool = True  # False while parts of other processes are missing
+    part: str | None = None  # the file of this process, while parts are missing
     notes: tuple[str, ...] = ()
     media: Media = "image"  # what the images are
 
@@ -61,13 +62,13 @@ def write_outputs(
     top: int = 1,
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,  # other options that determine the rows
+    share: ProcessShare = ProcessShare(),  # noqa: B008 (frozen)
     resume: bool = False,
     force: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Summary:
-    """Write a row for each image to a file, or to standard output if `out` is "-"."""
-    total = len(inputs) if limit is None else min(limit, len(inputs))
-    share, resumed = process_share(), 0
+    """Write a row for each image of this process's share to a file, or to standard output if `out` is "-"."""
+    total, resumed = len(inputs) if limit is None else min(limit, len(inputs)), 0
     start, stop = share.index_range(total)
     deployed = pool.deployed
     width = output_width(deployed.runtime, deployed.contract.preprocessing)
@@ -93,9 +94,9 @@ def write_outputs(
     speed = round(seconds, 3), round((count - resumed) / max(1e-9, seconds), 3)
     compute = deployed.runtime.name, current_precision(deployed), pool.batch_size.size, len(pool.runtimes)
     notes = (*inputs.notes, *deployed.notes, *describe_precision(deployed))
-    return Summary(
-        out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes, inputs.media
-    )
+    part = None if is_complete else str(partial_path(Path(out), share.rank, share.world))
+    work = share.rank, share.world, is_complete, part
+    return Summary(out, count, sink.errors, resumed, *speed, *compute, *work, notes, inputs.media)
 
 
 def compute_state_checksum(model: Model) -> str:

@@ -141,25 +141,29 @@ class TrainedModel:
         self.setup, self.trainer = setup, trainer
 
     def weights(self, part: str | None = None) -> dict[str, Tensor]:
-        """Return the unsharded tensors of a module of the loss module; by default those of the model that is kept."""
-        loss_module, prefix = self.trainer.loss_module, f"{part or self.setup.recipe.objective.keeps}."
-        tensors = {
-            name.removeprefix(prefix): full_tensor(tensor.detach()).cpu().clone()
-            for name, tensor in loss_module.state_dict().items()
-            if name.startswith(prefix)
-        }
-        return tensors if part else loss_module.export_weights(tensors)
+        """Return the unsharded tensors of a module of the loss module; by default those of the model that is kept.
 
-    def build_tuned(self) -> Model:
-        """Return a model with the current weights, LoRA matrices apart from the weights that they change."""
+        Tensors are gathered one by one, and only the main process keeps them: the others return none.
+        """
+        loss_module, prefix = self.trainer.loss_module, f"{part or self.setup.recipe.objective.keeps}."
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in loss_module.state_dict().items():
+            if name.startswith(prefix):
+                whole = full_tensor(tensor.detach())
+                if self.setup.team.is_main:
+                    tensors[name.removeprefix(prefix)] = whole.cpu().clone()
+        return tensors if part or not self.setup.team.is_main else loss_module.export_weights(tensors)
+
+    def build_tuned(self, weights: dict[str, Tensor]) -> Model:
+        """Return a model with these weights, LoRA matrices apart from the weights that they change."""
         model = build_model(self.setup.recipe)
         tune(model, self.setup.recipe.tune)
-        model.load_state_dict(self.weights())
+        model.load_state_dict(weights)
         return model
 
-    def build(self) -> Model:
-        """Return a plain model with the current weights, its labels and its preprocessing."""
-        model = self.build_tuned()
+    def build(self, weights: dict[str, Tensor]) -> Model:
+        """Return a plain model with these weights, its labels and its preprocessing."""
+        model = self.build_tuned(weights)
         merge_lora(model)
         model.preprocessing = self.setup.recipe.preprocessing
         if self.setup.recipe.model.text_tower is not None:
@@ -172,29 +176,31 @@ class TrainedModel:
 
     def save(self, name: str, **card: Any) -> None:
         """Write the current model into the run directory."""
-        model, train = self.build(), self.setup.prepared.train
+        weights, train = self.weights(), self.setup.prepared.train
+        if not self.setup.team.is_main:
+            return
         if self.setup.recipe.model.classes is not None:
             card |= task_of(train).describe_outputs(train)
-        if self.setup.team.is_main:
-            save(model, self.setup.directory / name, recipe=to_json(self.setup.recipe), **card)
+        save(self.build(weights), self.setup.directory / name, recipe=to_json(self.setup.recipe), **card)
 
     def save_parts(self) -> None:
         """Write what the objective saves beside the model."""
         objective = self.setup.recipe.objective
         if objective.saved_parts:
-            model, parts = self.build(), {name: self.weights(name) for name in objective.saved_parts}
+            weights, parts = self.weights(), {name: self.weights(name) for name in objective.saved_parts}
             if self.setup.team.is_main:
-                objective.write_parts(model, parts, self.setup.directory)
+                objective.write_parts(self.build(weights), parts, self.setup.directory)
 
     def save_adapter(self, temperature: float) -> str | None:
         """Write the LoRA matrices as a PEFT adapter; return where, or why not. None for a run without LoRA."""
         recipe, directory = self.setup.recipe, self.setup.directory / "adapter"
         if not recipe.tune.startswith("lora"):
             return None
-        model = self.build_tuned()
-        model.divide_logits(temperature)
+        weights = self.weights()
         if not self.setup.team.is_main:
             return None
+        model = self.build_tuned(weights)
+        model.divide_logits(temperature)
         try:
             vit = model.require_tokens("PEFT's form")
             check_expressible("hf", recipe.model)

@@ -213,6 +213,7 @@ class FeatureEvaluator(Evaluator):
             with team.unsharded(trainer.loss_module):
                 summary |= self.measure_losses(trainer.loss_module, trainer.progress.step)
             finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.weights().values())
+            finite = team.broadcast_object(finite)  # the main process alone has the weights
             if finite:
                 trained.save_parts()
                 self.write_reconstructions(trainer.loss_module)

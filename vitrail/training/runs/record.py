@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,6 +32,8 @@ from vitrail.utils.devices import device_name, processor_name
 from vitrail.utils.files import atomic_write, remove_stale_partials, try_lock
 from vitrail.utils.json import dataclass_from_json, read_json_file, to_json
 
+SEEN_SECONDS = 20.0  # until a file of one host is seen by all
+
 
 def describe_environment(team: Team, precision: str) -> dict[str, object]:
     """Return versions, processor and device."""
@@ -45,6 +48,7 @@ def describe_environment(team: Team, precision: str) -> dict[str, object]:
         "device": device,
         "processes": team.world_size,
         "parallel": team.parallel if team.world_size > 1 else None,
+        **({"shard_size": team.shard_size} if team.shard_size is not None else {}),
         "precision": precision,
     }
 
@@ -67,6 +71,24 @@ def lock_run(directory: Path) -> Iterator[None]:
         for left in (directory / "checkpoints").glob("*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         yield
+
+
+def check_shared(directory: Path, team: Team, seconds: float = SEEN_SECONDS) -> None:
+    """Raise ValueError unless all processes have the same run directory: of a copy, checkpoints would lack parts."""
+    token, mark = team.broadcast_object(uuid4().hex), directory / ".shared"
+    if team.world_size == 1:
+        return
+    if team.is_main:
+        mark.write_text(token)
+    team.barrier()
+    end = time.monotonic() + seconds  # a network file system may show a new file later
+    while not (seen := mark.is_file() and mark.read_text() == token) and time.monotonic() < end:
+        time.sleep(0.1)
+    missing = team.any_process(not seen)[0]
+    if team.is_main:
+        mark.unlink()
+    if missing:
+        raise ValueError(f"not all processes see {directory}: use out=RUN on a file system that all hosts share")
 
 
 def build_run_record(

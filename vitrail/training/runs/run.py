@@ -15,13 +15,14 @@ from vitrail.nn.block import EncoderBlock
 from vitrail.objectives.base import LossInputs, LossModule, Parts
 from vitrail.training.checkpointing import Checkpoints
 from vitrail.training.logging import MetricsLog
-from vitrail.training.recipe import method_of, write_recipe
+from vitrail.training.recipe import Recipe, method_of, write_recipe
 from vitrail.training.runs.captions import CaptionEvaluator, write_tokenizer
 from vitrail.training.runs.models import BEST, Evaluator, TrainedModel, build_model, load_initial_model
 from vitrail.training.runs.pretraining import Collapsed, FeatureEvaluator
 from vitrail.training.runs.record import (
     build_run_record,
     check_same_data,
+    check_shared,
     fingerprint_splits,
     lock_run,
     store_recipe,
@@ -138,7 +139,7 @@ class Run:
         """Train and finish the run, holding its lock."""
         directory = self.setup.directory
         with lock_run(directory) if self.setup.team.is_main else nullcontext():
-            self.setup.team.barrier()
+            check_shared(directory, self.setup.team)
             try:
                 self.evaluator.begin(lambda: self.build_loss(self.prepare_model(), 1), checkpoint is not None)
                 trainer = self.build_trainer(model)
@@ -163,14 +164,8 @@ class Run:
     def build_trainer(self, model: Model) -> Trainer:
         """Return the training loop of this run."""
         setup, recipe, machine, team = self.setup, self.setup.recipe, self.setup.machine, self.setup.team
-        if recipe.tune.startswith("lora") and team.world_size > 1 and team.parallel == "fsdp":
-            raise ValueError("LoRA matrices are too small to be sharded: use parallel='ddp'")
-        if not recipe.objective.can_shard and team.world_size > 1 and team.parallel == "fsdp":
-            raise ValueError(f"{type(recipe.objective).__name__} does not support parallel='fsdp': use parallel='ddp'")
-        if recipe.objective.calls_parts_of_layers and team.world_size > 1 and team.parallel == "fsdp":
-            raise ValueError(
-                "objective.tokens=TokenMerging calls parts of layers, which are sharded: use parallel='ddp'"
-            )
+        if team.is_sharded:
+            check_sharding(recipe, team.parallel)
         loader = self.loaders.training()
         if self.teacher is not None:
             self.teacher.attach_outputs(loader)
@@ -224,6 +219,17 @@ class Run:
             trainer.run()
         except Collapsed:
             trainer.save()
+
+
+def check_sharding(recipe: Recipe, parallel: str) -> None:
+    """Raise ValueError for a recipe whose weights cannot be sharded."""
+    if recipe.tune.startswith("lora"):
+        raise ValueError("LoRA matrices are too small to be sharded: use parallel='ddp'")
+    if not recipe.objective.can_shard:
+        name = type(recipe.objective).__name__
+        raise ValueError(f"{name} does not support parallel={parallel!r}: use parallel='ddp'")
+    if recipe.objective.calls_parts_of_layers:
+        raise ValueError("objective.tokens=TokenMerging calls parts of layers, which are sharded: use parallel='ddp'")
 
 
 def compile_loss(loss_module: LossModule, device_type: str = "cpu") -> None:
