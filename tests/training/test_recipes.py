@@ -35,7 +35,13 @@ def recipe(name: str, given: Facts | None = None) -> Recipe:
     tuned = name in ("finetune", "self-training", "paper-finetune")
     if name == "swin-finetune" and given is None:
         given = swin_checkpoint("Swin-T")
+    if name == "sound" and given is None:
+        given = sounds()
     return build_recipe(name, given or (checkpoint() if tuned else facts()), Data("somewhere"))
+
+
+def sounds(**more: object) -> Facts:
+    return Facts(1_000, 10, False, (64, 112), 1, False, seconds=1.0, sample_rate=8_000, **more)  # pyright: ignore[reportArgumentType]
 
 
 def swin_checkpoint(name: str, **more: object) -> Facts:
@@ -203,12 +209,20 @@ def test_a_named_resnet_is_trained_or_refused(name: str) -> None:
             "R50x1", root="small", classes=1000, image_size=32
         )
         return
+    if name == "sound":
+        assert recipe(name, sounds(overrides={"model": "R50x1"})).model.family == "bit"
+        return
     if name == "segment":
         found = recipe(name, facts(classes=3, overrides=overrides)).model
         assert (found.output_kind, found.as_backbone().family) == ("masks", "bit")
         return
     with pytest.raises(ValueError, match=r"does not support BiT ResNets: use a(n MViT| (Vision|Swin) Transformer)"):
-        recipe(name, facts(overrides=overrides | {"model": "R50x1"}))
+        recipe(name, facts(overrides=overrides))
+
+
+def test_the_recipe_for_sounds_refuses_images() -> None:
+    with pytest.raises(ValueError, match=r"recipe sound is for sounds, and the data has 1,281,167 training images"):
+        recipe("sound", facts())
 
 
 @pytest.mark.parametrize("side", [8, 28, 32, 50, 64, 300])

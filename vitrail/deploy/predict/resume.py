@@ -90,6 +90,9 @@ class StreamOutput(RowOutput):
     def finish(self) -> bool:
         return True
 
+    def close(self) -> None:
+        """Leave standard output open: it is the process's."""
+
 
 class PartialOutput(RowOutput):
     """The rows of one process, on disk and pending."""
@@ -225,6 +228,7 @@ class PartialOutput(RowOutput):
         remove_parts(self.row_format, parts)
 
     def close(self) -> None:
+        """Close the files, which releases their locks; closing twice is fine."""
         for file in self.files:
             file.close()
         self.files = []

@@ -86,10 +86,12 @@ def write_outputs(
     try:
         for row in predict_rows(pool, inputs, start + resumed, stop, top, progress):
             sink.add(row)
+        is_complete = sink.finish()
     except KeyboardInterrupt:
         sink.save()
         raise PredictionInterrupted(sink.rows, stop - start) from None
-    is_complete = sink.finish()
+    finally:
+        sink.close()  # a traceback may keep the sink, and its locks would refuse a resume in this process
     seconds, count = time.perf_counter() - start_time, stop - start
     speed = round(seconds, 3), round((count - resumed) / max(1e-9, seconds), 3)
     compute = deployed.runtime.name, current_precision(deployed), pool.batch_size.size, len(pool.runtimes)
