@@ -128,6 +128,12 @@ def test_packages_outside_their_range_and_incomplete_extras():
     assert found["extra-incomplete"]["severity"] == "note"
 
 
+def test_a_package_that_does_not_import():
+    facts = make_facts()
+    facts["software"]["torch"]["import_errors"] = {"PIL": "ImportError: libjpeg.so.62"}
+    assert problems(facts)["package-import"]["remedy"] == "pip install --force-reinstall pillow"
+
+
 def test_an_extra_that_is_not_installed_is_no_problem_and_a_required_package_is_one():
     facts = make_facts()
     facts["software"]["packages"][0]["packages"][1] |= {"version": None, "status": "missing"}

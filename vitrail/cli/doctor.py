@@ -20,9 +20,11 @@ examples:
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from vitrail.cli.options import CommandParser, parse_names, print_result
 from vitrail.cli.text.progress import StatusDisplay
@@ -77,6 +79,7 @@ def parse_output(text: str) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """Examine, print and write; return 1 if something does not work, 130 after Ctrl-C."""
+    from vitrail.cli.text.doctor import format_diagnosis
     from vitrail.doctor.diagnosis import collect_facts, redact
     from vitrail.doctor.problems import list_problems
     from vitrail.utils.environment import find_group
@@ -103,8 +106,10 @@ def run(options: argparse.Namespace) -> int:
     failed = any(test["status"] in ("failed", "timeout") for test in facts["tests"])
     facts["ok"] = not failed and not any(problem["severity"] == "error" for problem in facts["problems"])
     shown = redact(facts)
+    print_result(options, shown, format_diagnosis(shown))
     write_outputs(options.out, shown)
-    print_diagnosis(options, shown)
+    if options.out and not options.json:
+        print("", *(f"written: {path}" for path in options.out), sep="\n")
     return code or int(not facts["ok"])
 
 
@@ -129,7 +134,16 @@ def run_tests(tests: "SelfTest", facts: "Diagnosis", display: StatusDisplay) -> 
         elif text == tests.steps[name].title:
             print(line, file=sys.stderr, flush=True)
 
-    tests.run(report)
+    before = signal.signal(signal.SIGTERM, raise_exit)
+    try:
+        tests.run(report)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def raise_exit(number: int, _: FrameType | None) -> NoReturn:
+    """Exit for a signal, so that the processes and files of the self-test are removed."""
+    raise SystemExit(128 + number)
 
 
 def join_tests(options: argparse.Namespace, group: dict[str, str]) -> int:
@@ -149,19 +163,15 @@ def write_outputs(paths: list[Path], facts: "Diagnosis") -> None:
     from vitrail.utils.files import atomic_write
 
     for path in paths:
-        if path.suffix == ".html":
-            from vitrail.doctor.page import render_page
-
-            text = render_page(facts)
-        else:
-            text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if path.suffix == ".json" else build_page(facts)
         with atomic_write(path) as file:
             file.write(text.encode("utf-8"))
 
 
-def print_diagnosis(options: argparse.Namespace, facts: "Diagnosis") -> None:
-    """Print the diagnosis as JSON with --json, else as text, and what was written."""
-    from vitrail.cli.text.doctor import format_diagnosis
-
-    written = ["", *(f"written: {path}" for path in options.out)] if options.out else []
-    print_result(options, facts, [*format_diagnosis(facts), *written])
+def build_page(facts: "Diagnosis") -> str:
+    """Return the page, which needs a NumPy that imports."""
+    try:
+        from vitrail.doctor.page import render_page
+    except ImportError as error:
+        raise ValueError(f"the page cannot be drawn ({error}): give --out FILE.json") from None
+    return render_page(facts)

@@ -16,7 +16,7 @@ from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.summary import render_tile, render_tiles
 from vitrail.utils.text import format_bytes, format_datetime, format_number
 
-CHART_WIDTH = 470  # pixels: two charts stand side by side
+CHART_WIDTH = 330  # pixels: three charts stand side by side
 
 
 def render_page(facts: Diagnosis) -> str:
@@ -118,7 +118,7 @@ def render_charts(facts: Diagnosis) -> Markup | None:
     purposes = {name: model.get(f"{name}_images_per_second", {}) for name in ("prediction", "training")}
     charts = [
         build_chart("ViT-S/16, images per second", purposes),
-        build_chart("Loading JPEG files, images per second", {"": by_workers}),
+        build_chart("Loading JPEGs, images per second", {"": by_workers}),
         build_chart("Matrix products, GFLOP/s", {"": products.get("gflops", {})}),
     ]
     figures = [render_bar_figure(chart) for chart in charts if chart is not None]
@@ -136,7 +136,7 @@ def render_bar_figure(chart: Chart) -> Markup:
     inside = draw_bars(chart, canvas.PAGE, CHART_WIDTH)
     box = f"0 0 {CHART_WIDTH} {inside.height:.0f}"
     about = {"role": "img", "aria_label": describe_chart(chart)}
-    drawing = h("svg", inside.parts, viewBox=box, font_size=canvas.FONT_SIZE, class_="screen", **about)
+    drawing = h("svg", inside.parts, viewBox=box, font_size=canvas.FONT_SIZE, **about)
     return h("figure", h("figcaption", h("h3", chart.title)), drawing, class_="chart study")
 
 

@@ -3,6 +3,7 @@
 `python -m vitrail.doctor.probe`. The doctor runs it as a process of its own: an import may fail, crash or hang.
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def first_line(error: BaseException) -> str:
 
 def main() -> int:
     """Print the facts."""
+    print(json.dumps({"import_errors": import_essentials()}), flush=True)
     try:
         import torch
     except BaseException as error:  # what an import raises is what is reported
@@ -74,6 +76,17 @@ def main() -> int:
         print(json.dumps(facts), flush=True)
     del torch
     return 0
+
+
+def import_essentials() -> dict[str, str]:
+    """Return the packages that every command imports besides PyTorch and that do not import, with the reason."""
+    failures = {}
+    for name in ("numpy", "PIL"):
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # what an import raises is what is reported
+            failures[name] = first_line(error)
+    return failures
 
 
 def describe_build() -> dict[str, Any]:

@@ -96,7 +96,7 @@ def find_gpu_problems(facts: Diagnosis, environment: Mapping[str, str]) -> Itera
         return
     names = ", ".join(dict.fromkeys(gpu["name"] for gpu in gpus))
     vendors = {gpu["vendor"] for gpu in gpus}
-    hidden = next((name for name in HIDING if environment.get(name, "x").strip() in ("", "-1")), None)
+    hidden = next((name for name in HIDING if environment.get(name, "x").strip() in ("", "-1", "none", "void")), None)
     if all(gpu["driver"] is None for gpu in gpus):
         yield warning("gpu-driver", f"{names}: no driver is loaded", "install the vendor's driver, then start again")
     elif torch["build"].startswith("CPU"):
@@ -129,7 +129,13 @@ def runs_on(wanted: str, built: Iterable[str]) -> bool:
 
 
 def find_package_problems(facts: Diagnosis) -> Iterator[Problem]:
-    """Yield required packages that are missing, and installed ones whose version is not supported."""
+    """Yield required packages that are missing or do not import, and installed ones whose version is not supported."""
+    for name, message in facts["software"]["torch"].get("import_errors", {}).items():
+        if not message.startswith("ModuleNotFoundError: No module named"):
+            package = {"PIL": "pillow"}.get(name, name)
+            yield error(
+                "package-import", f"{name} does not import: {message}", f"pip install --force-reinstall {package}"
+            )
     for group in facts["software"]["packages"]:
         lacking = [package["name"] for package in group["packages"] if package["status"] == "missing"]
         lacking = [name for name in lacking if name != "torch"]
