@@ -62,7 +62,9 @@ def test_layers_are_counted_once_and_trained_by_every_modality() -> None:
     for name, batch in BATCHES.items():
         shared.zero_grad()
         shared.encode(name, batch).sum().backward()
-        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in shared.blocks.parameters() if p.ndim > 1), name
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in shared.blocks.parameters() if p.ndim > 1), (
+            name
+        )
         for other in set(BATCHES) - {name}:
             own = [p for key, p in shared[other].named_parameters() if not key.startswith("blocks.")]
             assert all(p.grad is None or not p.grad.any() for p in own), (name, other)
@@ -146,7 +148,7 @@ def test_a_modality_that_cannot_be_read_is_named(tmp_path: Path, take: str | Non
 def test_other_files_are_no_shared_encoders(tmp_path: Path) -> None:
     shared = make_shared()
     vitrail.save(shared["images"], tmp_path / "images.safetensors")
-    with pytest.raises(ValueError, match="not a shared encoder: use vitrail.load"):
+    with pytest.raises(ValueError, match=r"not a shared encoder: use vitrail.load"):
         vitrail.load_shared(tmp_path / "images.safetensors")
     with pytest.raises(ValueError, match="it holds one model and no 'images'"):
         vitrail.load(tmp_path / "images.safetensors", take="images")
@@ -156,7 +158,7 @@ def test_other_files_are_no_shared_encoders(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "shared.safetensors").read_bytes())
     data[-5] ^= 1
     (tmp_path / "shared.safetensors").write_bytes(bytes(data))
-    with pytest.raises(ValueError, match="damaged: the checksum of .* differs"):
+    with pytest.raises(ValueError, match=r"damaged: the checksum of .* differs"):
         vitrail.load_shared(tmp_path / "shared.safetensors")
 
 

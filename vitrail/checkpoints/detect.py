@@ -151,7 +151,9 @@ def match_modality(config: ModelConfig, shapes: formats.Shapes, modality: str) -
     ignored = dict.fromkeys(sorted({f"{name.partition('.')[0]}*" for name in others}), "other modalities")
     table: KeyTable = [keys.map_key(name, theirs) for name, theirs in stored.items()]
     table = [*table, *(IgnoredKeys(name, why) for name, why in ignored.items())]
-    account = account_tensors({stored[name]: shape for name, shape in wanted.items()}, shapes, find_ignored(table, shapes))
+    account = account_tensors(
+        {stored[name]: shape for name, shape in wanted.items()}, shapes, find_ignored(table, shapes)
+    )
     return Detection("vitrail", f"the modality {modality} of vitrail's shared encoder", config, table, **account)
 
 

@@ -46,7 +46,9 @@ def read_shared(source: SafetensorsFile) -> tuple[SharedContract, dict[str, str]
         config = dataclass_from_json(about["config"], SharedEncoderConfig, "config")
         models = {name: model for name, model in config.models.items() if isinstance(model, ModelConfig)}
         pipelines = {
-            name: parse_labels_and_preprocessing({"labels": None, "preprocessing": about["preprocessing"][name]}, model)[1]
+            name: parse_labels_and_preprocessing(
+                {"labels": None, "preprocessing": about["preprocessing"][name]}, model
+            )[1]
             for name, model in models.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:

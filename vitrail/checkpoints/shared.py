@@ -82,7 +82,9 @@ def load_shared(
         shared = build_meta(contract.config)
         wanted = {name: strip_modality(name) for name in shared.state_dict()}
         shapes = {wanted[name]: tensor.shape for name, tensor in shared.state_dict().items()}
-        differ = [n for n in {*tensors, *shapes} if n not in shapes or n not in tensors or tensors[n].shape != shapes[n]]
+        differ = [
+            n for n in {*tensors, *shapes} if n not in shapes or n not in tensors or tensors[n].shape != shapes[n]
+        ]
         if differ:
             raise source.error(f"the tensors differ from the configuration in {format_names(sorted(differ))}")
         once = [name for name, _ in (*shared.named_parameters(), *shared.named_buffers()) if name in wanted]

@@ -59,7 +59,9 @@ class SharedEncoderConfig:
         first, wanted = self.modalities[0], list_layer_facts(self.modalities[0].model)
         for modality in self.modalities:
             if isinstance(modality.model, ViTConfig) and modality.model.classes is not None:
-                raise ValueError(f"{modality.name} must end in features, got {modality.model.classes} classes: use None")
+                raise ValueError(
+                    f"{modality.name} must end in features, got {modality.model.classes} classes: use None"
+                )
             for fact, value in list_layer_facts(modality.model).items():
                 if value != wanted[fact]:
                     differ = f"{fact} of {first.name} is {wanted[fact]}, of {modality.name} {value}"
@@ -74,7 +76,13 @@ class SharedEncoderConfig:
 def list_layer_facts(config: ModalityConfig) -> dict[str, object]:
     """Return the facts that determine the layers of a model."""
     size = config.size
-    facts = {"depth": size.depth, "width": size.width, "MLP width": size.mlp, "heads": size.heads, "head width": size.head}
+    facts: dict[str, object] = {
+        "depth": size.depth,
+        "width": size.width,
+        "MLP width": size.mlp,
+        "heads": size.heads,
+        "head width": size.head,
+    }
     facts |= {"kind of layer": config.block, "eps": config.eps}
     with_rates = isinstance(config, ViTConfig)
     dropout, stochastic_depth = (config.dropout, config.stochastic_depth) if with_rates else (0.0, 0.0)

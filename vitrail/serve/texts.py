@@ -121,7 +121,12 @@ class IndexSearch:
         except ValueError as error:
             raise RequestRefused(422, str(error)) from None
         neighbours = [describe_neighbour(item, thumbnails) for item in result.neighbours]
-        return {"images": len(self.index.images), "model": self.index.model.name, "notes": notes, "neighbours": neighbours}
+        return {
+            "images": len(self.index.images),
+            "model": self.index.model.name,
+            "notes": notes,
+            "neighbours": neighbours,
+        }
 
 
 def describe_neighbour(neighbour: Neighbour, thumbnail: bool) -> dict[str, Any]:

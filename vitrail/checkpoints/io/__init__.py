@@ -77,7 +77,7 @@ def list_folder(folder: Path) -> set[str]:
 
 
 def open_checkpoint(path: Path, take: str | None = None) -> TensorFile:
-    """Open a file or a directory of weights. `take` names one of several models in a PyTorch file, or in one of a shared encoder."""
+    """Open a file or a directory of weights. `take` names one of several models in it."""
     if path.is_dir():
         names = rank_weights(list_folder(path))
         if not names:
