@@ -1,7 +1,7 @@
 """Train one encoder on handwritten and spoken digits, then say a digit and get images of it.
 
     python examples/one_encoder.py
-    python examples/one_encoder.py --recordings ../recordings --steps 1500 --out digits.safetensors
+    python examples/one_encoder.py --recordings ../recordings --steps 400 --batch 64 --out digits.safetensors
 
 The same layers read patches of images and patches of spectrograms; an image and a sound of the same digit are pulled together,
 others apart. The images are the handwritten digits that come with the package. The sounds are recordings named
@@ -130,9 +130,12 @@ def retrieve(encoder: vitrail.SharedEncoder, sounds: Samples, images: Samples) -
 
 
 def train(
-    encoder: vitrail.SharedEncoder, data: dict[str, dict[str, Samples]], steps: int, batch: int, hidden: int = 6
+    encoder: vitrail.SharedEncoder, data: dict[str, dict[str, Samples]], steps: int, batch: int, rows: int = 6
 ) -> None:
-    """Train on batches of both modalities in every step: an image and a sound of one digit are a pair."""
+    """Train on batches of both modalities in every step: an image and a sound of one digit are a pair.
+
+    Up to `rows` rows and columns of a spectrogram are hidden; it is shifted too, unless `rows` is 0: a tone is one row.
+    """
     decayed = [parameter for parameter in encoder.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in encoder.parameters() if parameter.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
@@ -144,7 +147,7 @@ def train(
         chosen = {name: torch.randint(len(data[name]["train"][1]), (batch,)) for name in encoder}
         images, image_digits = (part[chosen["images"]] for part in data["images"]["train"])
         sounds, sound_digits = (part[chosen["sounds"]] for part in data["sounds"]["train"])
-        features = encoder({"images": shift(images, 1, 1), "sounds": hide(shift(sounds, 1, 4), hidden)})
+        features = encoder({"images": shift(images, 1, 1), "sounds": hide(shift(sounds, min(rows, 1), 4), rows)})
         both = torch.cat((features["images"], features["sounds"]))
         loss = supervised_loss(encoder.logits, both, torch.cat((image_digits, sound_digits)))
         optimizer.zero_grad()
@@ -180,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train one encoder on handwritten and spoken digits.")
     parser.add_argument("--recordings", type=Path, help="folder of DIGIT_SPEAKER_NUMBER.wav (default: telephone tones)")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps (default 60)")
-    parser.add_argument("--batch", type=int, default=64, help="images, and sounds, of a step (default 64)")
+    parser.add_argument("--batch", type=int, default=32, help="images, and sounds, of a step (default 32)")
     parser.add_argument("--say", type=int, default=7, help="digit of the query (default 7)")
     parser.add_argument("--out", type=Path, help="model file to write (default: in a new temporary directory)")
     args = parser.parse_args()
@@ -189,7 +192,7 @@ def main() -> None:
     torch.manual_seed(0)
     encoder = build_encoder()
     data = load_data(encoder, args.recordings)
-    train(encoder, data, args.steps, args.batch, hidden=6 if args.recordings else 0)  # a hidden row may be the tone
+    train(encoder, data, args.steps, args.batch, rows=6 if args.recordings else 0)
 
     ranked, accuracy = retrieve(encoder, data["sounds"]["test"], data["images"]["test"])
     print(f"test: right digit first {accuracy:.3f} of {len(ranked)} sounds, among {ranked.shape[1]} images")

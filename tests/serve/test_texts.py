@@ -15,6 +15,7 @@ import io
 import vitrail
 from tests.checkpoints.towers_made import make_towers
 from tests.serve.made import FORM, Client, form, picture, serving, tiny
+from tests.serve.test_page import until, visiting
 from vitrail.deploy.search.search import build_index
 from vitrail.serve.texts import KEPT, IndexSearch, TextTower
 
@@ -146,3 +147,22 @@ def test_the_latest_classifiers_are_kept():
         tower.classify(f"cat,dog{number}", "{}")
     assert len(tower.kept) == KEPT
     assert tower.classify("cat,dog", "{}") is not first
+
+
+def test_typing_words_on_the_page_moves_the_bars_and_the_search_page_shows_images(client: Client, browser):
+    address = f"http://127.0.0.1:{client.port}"
+    bars = "[...document.querySelectorAll('.scores li')].map((each) => each.textContent).join('; ')"
+    with visiting(browser, address, quiet=False) as page:
+        page.set_input_files("#files", {"name": "a.png", "mimeType": "image/png", "buffer": picture(1)})
+        page.locator("#words").wait_for()
+        page.fill("#words", "a cat, a dog, the photo")
+        until(page, f"{bars}.includes('the photo')")
+        page.fill("#words", "a cat, a cat")
+        until(page, "document.querySelector('#words-note').textContent.includes(\"lists 'a cat' twice\")")
+        page.fill("#words", "two cats, of a dog")
+        until(page, f"{bars}.includes('two cats') && !document.querySelector('#words-note').textContent")
+        page.locator("#find").click()
+        page.locator("#text").fill("a cat")
+        page.locator("#form button").click()
+        until(page, "document.querySelectorAll('#found img').length === 5")
+        assert "The nearest 5 of 5 images" in page.locator("#status").text_content()
