@@ -17,7 +17,12 @@ import vitrail
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
-MODULES = {"vitrail", "vitrail.data.sources"}  # that the docs tell users to import
+MODULES = {
+    "vitrail",
+    "vitrail.data.log_mel",
+    "vitrail.data.sources",
+    "vitrail.objectives.contrastive",
+}  # as in the docs
 
 
 def run_example(name: str, *arguments: str | Path) -> str:
@@ -196,3 +201,27 @@ def test_a_dataset_of_ones_own_is_trained_on_and_predicted(tmp_path: Path):
     predicted = re.findall(r"label (\w+)  predicted (\w+) \((\S+)\)", printed)
     assert {label for label, _, _ in predicted} == {"flower", "temple"}
     assert all(prediction in ("flower", "temple") and 0.5 <= float(score) <= 1 for _, prediction, score in predicted)
+
+
+def test_one_encoder_is_trained_on_images_and_tones_and_saved(tmp_path: Path):
+    printed = run_example("one_encoder.py", "--steps", "4", "--batch", "16", "--out", tmp_path / "digits.safetensors")
+    assert 0 <= find_number(r"right digit first (\S+) of 200 sounds", printed) <= 1
+    assert find_number(r"largest difference of features (\S+)", printed) == 0
+    shared = vitrail.load_shared(tmp_path / "digits.safetensors")
+    assert shared["images"].blocks is shared["sounds"].blocks
+    assert shared["sounds"].preprocessing.sound is not None
+
+
+def test_one_encoder_reads_recordings_by_their_names_and_says_what_it_needs(tmp_path: Path):
+    example = import_example("one_encoder")
+    for name in ("7_jackson_0.wav", "7_theo_5.wav", "3_theo_32.wav", "notes.wav"):
+        (tmp_path / name).touch()
+    files = example.list_recordings(tmp_path)
+    assert {split: [file.name for file in found] for split, found in files.items()} == {
+        "train": ["3_theo_32.wav"],
+        "validation": ["7_theo_5.wav"],
+        "test": ["7_jackson_0.wav"],
+    }
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match="has no recordings named DIGIT_SPEAKER_NUMBER"):
+        example.list_recordings(tmp_path / "empty")

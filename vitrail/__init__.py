@@ -11,12 +11,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vitrail.checkpoints.card import push
     from vitrail.checkpoints.load import load, load_towers, save
+    from vitrail.checkpoints.shared import load_shared, save_shared
     from vitrail.data.audit import check
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.deploy.predict.predict import embed, predict
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
+    from vitrail.models.shared_encoder import SharedEncoder
     from vitrail.prompts import zero_shot
     from vitrail.training.estimator import VitrailClassifier
     from vitrail.training.self_training import self_train
@@ -26,6 +28,7 @@ _MODULES = {
     "Model": "vitrail.models.base",
     "ModelConfig": "vitrail.models.base",
     "Preprocessing": "vitrail.data.preprocessing",
+    "SharedEncoder": "vitrail.models.shared_encoder",
     "VitrailClassifier": "vitrail.training.estimator",
     "build": "vitrail.models.registry",
     "build_from": "vitrail.models.registry",
@@ -34,12 +37,14 @@ _MODULES = {
     "embed": "vitrail.deploy.predict.predict",
     "evaluate": "vitrail.evaluation.evaluate",
     "load": "vitrail.checkpoints.load",
+    "load_shared": "vitrail.checkpoints.shared",
     "load_towers": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
     "pretrain": "vitrail.training.train",
     "push": "vitrail.checkpoints.card",
     "resume": "vitrail.training.train",
     "save": "vitrail.checkpoints.load",
+    "save_shared": "vitrail.checkpoints.shared",
     "self_train": "vitrail.training.self_training",
     "train": "vitrail.training.train",
     "zero_shot": "vitrail.prompts",
@@ -49,6 +54,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Preprocessing",
+    "SharedEncoder",
     "VitrailClassifier",
     "__version__",
     "build",
@@ -58,12 +64,14 @@ __all__ = [
     "embed",
     "evaluate",
     "load",
+    "load_shared",
     "load_towers",
     "predict",
     "pretrain",
     "push",
     "resume",
     "save",
+    "save_shared",
     "self_train",
     "train",
     "zero_shot",

@@ -115,7 +115,7 @@ def test_small_vocabulary_gives_transformers_tokens(tmp_path) -> None:
     write_vocabulary(tmp_path)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     theirs = transformers.CLIPTokenizer(vocab=vocabulary, merges=make_merges())
-    texts = make_texts(300)
+    texts = make_texts(2_000)
     expected = theirs(texts, padding="max_length", max_length=16, truncation=True, return_tensors="pt").input_ids
     assert torch.equal(read_tokenizer(tmp_path, 16)(texts), expected)
     theirs.save_pretrained(tmp_path / "saved")
@@ -133,7 +133,7 @@ def test_siglip2s_tokeniser_gives_transformers_tokens(tmp_path, side) -> None:
     theirs = transformers.Siglip2Tokenizer(vocab=vocabulary, merges=merges, **options)
     theirs.save_pretrained(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    texts = make_texts(200)
+    texts = make_texts(2_000)
     expected = theirs(texts, padding="max_length", max_length=20, truncation=True, return_tensors="pt").input_ids
     assert torch.equal(read_tokenizer(tmp_path, 20)(texts), expected)
 
@@ -153,7 +153,7 @@ def test_unigram_tokeniser_gives_transformers_tokens(tmp_path) -> None:
     special = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library, **special)
     theirs.save_pretrained(tmp_path)
-    texts = make_texts(200)
+    texts = make_texts(2_000)
     expected = theirs(texts, padding="max_length", max_length=20, truncation=True, return_tensors="pt").input_ids
     assert torch.equal(read_tokenizer(tmp_path, 20)(texts), expected)
 
@@ -179,7 +179,7 @@ def test_sentencepiece_model_gives_the_tokens_of_transformers_conversion(tmp_pat
     theirs, ours = converting.T5Converter(Slow()).converted(), read_tokenizer(tmp_path, 20)
     theirs.enable_truncation(20)
     theirs.enable_padding(length=20, pad_id=1, pad_token="</s>")
-    texts = make_texts(200)
+    texts = make_texts(2_000)
     assert ours.clean == "siglip"
     expected = [encoding.ids for encoding in theirs.encode_batch([ours.prepare(text) for text in texts])]
     assert ours(texts).tolist() == expected

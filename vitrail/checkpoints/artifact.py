@@ -50,7 +50,6 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Checkpoin
     """Write the file atomically."""
     if contract.tokenizer is not None:
         tensors = {**tensors, TOKENIZER_TENSOR: contract.tokenizer.to_bytes()}
-    tensors = safetensors.sort_tensors(tensors)
     about = {
         "version": ARTIFACT_VERSION,
         "config": to_json(contract.config),
@@ -58,6 +57,12 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Checkpoin
         "preprocessing": to_json(contract.preprocessing),
         "card": contract.card,
     }
+    write_artifact(path, tensors, about)
+
+
+def write_artifact(path: Path, tensors: Mapping[str, Tensor], about: dict[str, Any]) -> None:
+    """Write tensors and the facts of a header atomically, with checksums of both."""
+    tensors = safetensors.sort_tensors(tensors)
     metadata = {
         "format": "pt",
         "vitrail": json.dumps(about, ensure_ascii=False, allow_nan=False),
@@ -71,30 +76,45 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Checkpoin
     safetensors.write_with_header(path, header[:start] + checksum + header[end:], tensors)
 
 
-def read_contract(source: safetensors.SafetensorsFile) -> tuple[CheckpointContract, dict[str, str]]:
-    """Return the contract and the tensors' digests after verifying the header's checksum."""
+def read_about(source: safetensors.SafetensorsFile) -> tuple[Any, Any]:
+    """Return the facts of the header and the tensors' digests as JSON, after verifying the header's checksum."""
     matches = list(CHECKSUM_PATTERN.finditer(source.header))
     start, end = matches[0].span(1) if len(matches) == 1 else (0, 0)
     blank = source.header[:start] + ZERO_CHECKSUM.encode() + source.header[end:]
     if len(matches) != 1 or hashlib.sha256(blank).hexdigest().encode() != matches[0][1]:
         raise source.error("damaged: the checksum of its header differs")
     about = parse_json(source.metadata.get("vitrail", "").encode(), source.path, "damaged metadata")
-    digests = parse_json(source.metadata.get("vitrail.tensors", "").encode(), source.path, "damaged checksums")
+    return about, parse_json(source.metadata.get("vitrail.tensors", "").encode(), source.path, "damaged checksums")
+
+
+def read_contract(source: safetensors.SafetensorsFile) -> tuple[CheckpointContract, dict[str, str]]:
+    """Return the contract and the tensors' digests after verifying the header's checksum."""
+    about, digests = read_about(source)
     try:
-        if not isinstance(digests, dict) or set(digests) != set(source.specs):
-            raise ValueError("the checksums are not those of its tensors")
+        check_about(source, about, digests)
         return _parse_contract(about), digests
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise source.error(f"this version cannot read the artifact: {error}") from None
+        raise unreadable_error(source, error) from None
 
 
-def _parse_contract(about: dict[str, Any]) -> CheckpointContract:
+def unreadable_error(source: safetensors.SafetensorsFile, error: Exception) -> ValueError:
+    """Return the error for an artifact whose header has values that this version does not know."""
+    return source.error(f"this version cannot read the artifact: {error}")
+
+
+def check_about(source: safetensors.SafetensorsFile, about: dict[str, Any], digests: Any) -> None:
+    """Raise ValueError for another version, sizes beyond any model's, or digests of other tensors."""
+    if not isinstance(digests, dict) or set(digests) != set(source.specs):
+        raise ValueError("the checksums are not those of its tensors")
     if about["version"] != ARTIFACT_VERSION:
         raise ValueError(f"its version is {about['version']}, supported is {ARTIFACT_VERSION}")
     check_bounds(about["config"])
-    config = config_from_json(about["config"])
     if not isinstance(about["card"], dict):
         raise ValueError("card must be a JSON object")
+
+
+def _parse_contract(about: dict[str, Any]) -> CheckpointContract:
+    config = config_from_json(about["config"])
     labels, pipeline = parse_labels_and_preprocessing(about, config)
     if labels is not None and len(labels) != config.classes:
         raise ValueError(f"{len(labels)} labels for {config.classes} classes")

@@ -18,12 +18,20 @@ from vitrail.checkpoints.artifact import (
     is_artifact,
     read_contract,
 )
-from vitrail.checkpoints.detect import FORMATS, TOWER_FORMATS, Detection, detect_format, match_artifact
+from vitrail.checkpoints.detect import (
+    FORMATS,
+    TOWER_FORMATS,
+    Detection,
+    detect_format,
+    match_artifact,
+    match_modality,
+)
 from vitrail.checkpoints.formats import FILE_NAME_KEY, PERIODS_KEY, ast, clip, get_object, timm, transformers
 from vitrail.checkpoints.io import INDEX_FILES, WEIGHT_FILES, open_checkpoint
 from vitrail.checkpoints.io.safetensors import SafetensorsFile
 from vitrail.checkpoints.io.source import TensorFile
 from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
+from vitrail.checkpoints.modalities import is_shared, read_modality
 from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
 from vitrail.data.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
@@ -182,7 +190,7 @@ def open_and_detect(
     try:
         if strange := next((name for name in source.specs if not name.isprintable()), None):
             raise source.error(f"invalid tensor name {strange!a}")
-        return _detect_checkpoint(source, assume, towers)
+        return _detect_checkpoint(source, assume, towers, take)
     except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
         source.close()
         raise source.error(f"invalid settings or sizes ({type(error).__name__}: {error})") from None
@@ -191,14 +199,23 @@ def open_and_detect(
         raise
 
 
-def _detect_checkpoint(source: TensorFile, assume: dict[str, Any], towers: bool) -> Checkpoint:
+def _detect_checkpoint(source: TensorFile, assume: dict[str, Any], towers: bool, take: str | None) -> Checkpoint:
     shapes = {name: spec.shape for name, spec in source.specs.items()}
     if isinstance(source, SafetensorsFile) and is_artifact(source.metadata):
-        contract, digests = read_contract(source)
+        modality = None
+        if is_shared(source):
+            modality, contract, digests = read_modality(source, take, towers)
+        else:
+            if take is not None:
+                raise source.error(f"it holds one model and no {take!r}")
+            contract, digests = read_contract(source)
         if facts := [name for name in assume if name != "resampling"]:
             raise source.error(f"an artifact needs no assumptions: leave out {', '.join(facts)}")
         if "resampling" in assume:  # not a fact of the weights: files of earlier versions do not record it
             contract = replace(contract, config=contract.config.with_resampling(assume["resampling"]))
+        if modality is not None:
+            detection = match_modality(contract.config, shapes, modality)
+            return Checkpoint(source, detection, contract, digests, "the artifact", "the artifact")
         image = contract.config.image_tower
         if towers and image is contract.config:
             raise source.error("it has no text tower: use vitrail.load")

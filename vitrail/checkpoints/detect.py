@@ -31,6 +31,7 @@ from vitrail.checkpoints.formats import towers as towers_formats
 from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
+from vitrail.models.shared_encoder import LAYERS
 
 # In the order in which they are tried.
 CLIPS = (videomae, vivit, timesformer)
@@ -140,6 +141,20 @@ def match_artifact(config: ModelConfig, shapes: formats.Shapes, prefix: str = ""
     table = [*table, *(IgnoredKeys(name, why) for name, why in ignored.items())]
     reason = "vitrail's artifact: its header holds the configuration"
     return Detection("vitrail", reason, config, table, **account_tensors(wanted, shapes, find_ignored(table, shapes)))
+
+
+def match_modality(config: ModelConfig, shapes: formats.Shapes, modality: str) -> Detection:
+    """Match the tensors of one modality of a shared encoder: the layers of all, and those under its own name."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in build_meta_state(config).items()}
+    stored = {name: name if name.startswith(f"{LAYERS}.") else f"{modality}.{name}" for name in wanted}
+    others = {name for name in shapes if not name.startswith((f"{LAYERS}.", f"{modality}."))}
+    ignored = dict.fromkeys(sorted({f"{name.partition('.')[0]}*" for name in others}), "other modalities")
+    table: KeyTable = [keys.map_key(name, theirs) for name, theirs in stored.items()]
+    table = [*table, *(IgnoredKeys(name, why) for name, why in ignored.items())]
+    account = account_tensors(
+        {stored[name]: shape for name, shape in wanted.items()}, shapes, find_ignored(table, shapes)
+    )
+    return Detection("vitrail", f"the modality {modality} of vitrail's shared encoder", config, table, **account)
 
 
 def strip_wrappers(shapes: formats.Shapes) -> tuple[str, formats.Shapes]:

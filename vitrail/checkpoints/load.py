@@ -173,6 +173,16 @@ def assemble_model(
     `body` is the model on the meta device, if it is already built.
     """
     model = build_meta_model(contract.config) if body is None else body
+    assign_tensors(model, state, dtype, device)
+    model.labels, model.preprocessing, model.card = contract.labels, contract.preprocessing, dict(contract.card)
+    model.tokenizer = contract.tokenizer
+    return model.eval()
+
+
+def assign_tensors(
+    model: nn.Module, state: Mapping[str, Tensor], dtype: torch.dtype | None, device: str | torch.device = "cpu"
+) -> None:
+    """Set the parameters and buffers of a module on the meta device; the names must match exactly."""
     tensors = {name: _convert_tensor(tensor, dtype, device) for name, tensor in state.items()}
     stored = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
     for prefix, module in model.named_modules():
@@ -187,9 +197,6 @@ def assemble_model(
             else:  # not stored: an empty buffer that holds the device and the precision
                 module.register_buffer(name, torch.empty(buffer.shape, dtype=stored, device=device), persistent=False)
     assert not tensors, f"{len(tensors)} tensors are not in the model"
-    model.labels, model.preprocessing, model.card = contract.labels, contract.preprocessing, dict(contract.card)
-    model.tokenizer = contract.tokenizer
-    return model.eval()
 
 
 def _convert_tensor(tensor: Tensor, dtype: torch.dtype | None, device: str | torch.device) -> Tensor:

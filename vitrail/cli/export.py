@@ -17,6 +17,7 @@ examples:
   vitrail export runs/photos-finetune-1 small.onnx --int8 --verify photos   sensitive layers stay in float
   vitrail export deit_tiny.safetensors fast.xml --precision auto --verify photos    bf16 if it is faster here
   vitrail export deit_tiny.safetensors deit.pt2                       torch.export program
+  vitrail export clip.safetensors text.onnx --text-tower              token ids to unit vectors, and tokenizer.json
 """
 
 import argparse
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 MAX_GENERATED_IMAGES = {"image": 32, "video": 8, "sound": 32}
 VERIFY_OPTIONS = ("split", "map", "label_from", "ignore")
+IMAGE_OPTIONS = ("uint8", "dynamic_size", "size", "int8", "fp16", "bf16", "precision", "verify", "calibrate")
+IMAGE_OPTIONS += ("tolerance", "force", "threads", *VERIFY_OPTIONS)
 OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (with a .bin beside it)")
 
 
@@ -51,6 +54,9 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_checkpoint()
     parser.add_argument("out", type=Path, metavar="OUT", help=OUT_HELP)
     parser.add_option("--to", "target runtime [by the suffix of OUT]", choices=tuple(RUNTIME_SUFFIXES.values()))
+    parser.add_option("--text-tower", "export the text tower of a model such as CLIP: token ids to unit vectors")
+    files = "directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of MODEL]"
+    parser.add_option("--tokenizer PATH", f"with --text-tower: {files}")
     parser.add_shared("--json")
     graph = parser.add_group("graph")
     graph.add_option("--uint8", "take uint8 pixels and normalise them in the graph")
@@ -82,6 +88,9 @@ def run(options: argparse.Namespace) -> int:
     target = options.to or RUNTIME_SUFFIXES.get(options.out.suffix)
     if target is None:
         raise ValueError(f"{options.out}: unknown suffix, use {', '.join(RUNTIME_SUFFIXES)}, or give --to")
+    if options.text_tower:
+        return export_text_tower(options)
+    refuse_options(options, ("tokenizer",), "needs --text-tower: add it, or leave this out")
     for name in ("limit", "calibration", "threads"):
         check_at_least(1, getattr(options, name), f"--{name}")
     if options.calibrate is not None and not options.int8:
@@ -96,6 +105,26 @@ def run(options: argparse.Namespace) -> int:
         print_result(options, refused.report.as_dict(), format_report(options.model, refused.report))
         raise
     return print_result(options, report.as_dict(), format_report(options.model, report))
+
+
+def export_text_tower(options: argparse.Namespace) -> int:
+    """Export the text tower and print what was written."""
+    refuse_options(
+        options,
+        (*IMAGE_OPTIONS, *(("merge",) if options.merge else ())),
+        "is for images: leave it out with --text-tower",
+    )
+    from vitrail.checkpoints.load import find_weights, load_towers
+    from vitrail.deploy.export.text import export_text
+
+    reading = {"assume": parse_assumptions(options), "take": options.take, "tokenizer": options.tokenizer}
+    result = export_text(load_towers(find_weights(options.model, towers=True), **reading), options.out)
+    lines = [
+        f"{options.model} → {result.file} ({result.runtime}), tokens [B, {result.context}] to [B, {result.features}]"
+    ]
+    lines += [f"  compared with the model: largest difference {result.largest_difference:.2g}"]
+    lines += [f"  tokeniser: {result.tokenizer or 'none: the model has none'}"]
+    return print_result(options, result.as_dict(), lines)
 
 
 def export_from_options(options: argparse.Namespace, target: str) -> "VerificationReport":

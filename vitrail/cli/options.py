@@ -189,7 +189,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
     ),
-    "--take NAME": ("entry of a .pth file with several models: teacher, student, model_ema …", {}),
+    "--take NAME": (
+        "entry of a .pth file with several models (teacher, student, model_ema), or modality of a shared encoder",
+        {},
+    ),
 }
 
 

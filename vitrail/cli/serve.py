@@ -16,6 +16,7 @@ examples:
   vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other
   vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt
   vitrail serve deit.safetensors --runtime auto --merge 8     fastest runtime, with token merging
+  vitrail serve clip.safetensors --index photos.index         choose among your own words, and search by text
 """
 
 import argparse
@@ -41,6 +42,8 @@ def add_arguments(parser: CommandParser) -> None:
     host = "host name of the service (repeatable; * for any) [loopback names and the address it listens on]"
     access.add_option("--allow-host NAME", host, action="append", default=[])
     parser.add_shared("--names FILE")
+    searched = "index of vitrail search, of a model with a text tower: GET /search and the page /find search it by text"
+    parser.add_option("--index DIR", searched, Path)
     compute = parser.add_group("compute")
     compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
     compute.add_shared("--precision", default="auto")
@@ -79,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.serve.limits import MEGABYTE, RequestLimits
     from vitrail.serve.models import ModelOpener, parse_model_sources
     from vitrail.serve.server import ServerOptions, bind_socket, create_server, create_service, format_address
+    from vitrail.serve.texts import IndexSearch
 
     formats = tuple(name.strip().upper() for name in options.image_formats.split(","))
     for name in formats:
@@ -112,6 +116,9 @@ def run(options: argparse.Namespace) -> int:
         hosts = AllowedHosts(options.allow_host, options.host)
         service = create_service(models, opener, server_options, tokens, hosts)
 
+        if options.index is not None:
+            service.texts.index = IndexSearch(options.index)
+
         def report_ready() -> None:
             prepare_processes()
             for model in service.models.served.values():
@@ -120,6 +127,8 @@ def run(options: argparse.Namespace) -> int:
                 print(f"{model.name}: {model.where}, {size}, runtime {model.deployed.runtime.name}")
                 for note in (*model.deployed.notes, *describe_precision(model.deployed)):
                     print(f"  {note}")
+            if (searched := service.texts.index) is not None:
+                print(f"{options.index}: {len(searched.index.images):,} images, searched by text at {address}/find")
             if options.host not in LOOPBACK_HOSTS and not tokens:
                 print("warning: anyone who reaches this address can use the service: see --token-file", file=sys.stderr)
             print(f"{address} (stop with Ctrl-C)", flush=True)

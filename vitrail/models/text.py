@@ -37,7 +37,7 @@ class LastToken:
 
     def find(self, tokens: Tensor) -> Tensor:
         """Return the position of the pooled token of each text, [B]."""
-        return torch.full((len(tokens),), tokens.shape[1] - 1, device=tokens.device)
+        return torch.full((tokens.shape[0],), tokens.shape[1] - 1, device=tokens.device)
 
 
 TextPool = EndOfText | LastToken
@@ -114,7 +114,7 @@ class TextEncoder(RecomputeModule):
         position = LayerPosition(bias=causal_mask(z)) if self.config.causal else NO_POSITION
         for block in self.blocks:
             z = run_block(block, self.activation_checkpointing, z, position)  # eq. 2, 3
-        y = z[torch.arange(len(z), device=z.device), self.config.pool.find(tokens)]  # [B, D]
+        y = z[torch.arange(z.shape[0], device=z.device), self.config.pool.find(tokens)]  # [B, D]
         return self.head(self.norm(y))
 
     @torch.no_grad()

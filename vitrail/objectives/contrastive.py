@@ -56,6 +56,22 @@ def sigmoid_loss(logits: Callable[[Tensor, Tensor], Tensor], images: Tensor, tex
     return -F.logsigmoid(match * z).sum() / len(own)
 
 
+def supervised_loss(logits: Callable[[Tensor, Tensor], Tensor], features: Tensor, labels: Tensor) -> Tensor:
+    """Return the supervised contrastive loss of unit vectors [N, F], of one or several modalities (Khosla et al. 2020).
+
+    Each sample is compared with all others. Those of its label share the target of the softmax equally, and samples alone with
+    their label do not count. With two samples of each label this is SimCLR's loss.
+    """
+    others = ~torch.eye(len(features), dtype=torch.bool, device=features.device)
+    matches = (labels[:, None] == labels)[others].view(len(features), -1)
+    counted = matches.any(1)
+    if not bool(counted.any()):
+        raise ValueError("no two samples have the same label: give larger batches")
+    z = logits(features, features)[others].view(len(features), -1)
+    targets = matches[counted].float()
+    return F.cross_entropy(z[counted].float(), targets / targets.sum(1, keepdim=True))
+
+
 LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 

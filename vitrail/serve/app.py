@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 import vitrail
 from vitrail.deploy.runtimes.base import OutputKind
 from vitrail.deploy.runtimes.panoptic import PanopticOptions
+from vitrail.prompts import TEMPLATES
 from vitrail.serve import openapi
 from vitrail.serve.attention import AttentionViewer, MapRequest
 from vitrail.serve.auth import AllowedHosts, Tokens
@@ -30,6 +31,7 @@ from vitrail.serve.limits import BodyMemory, QueueSlots, RequestLimits, RequestR
 from vitrail.serve.masks import encode_mask, encode_segments
 from vitrail.serve.metrics import KIND, RequestMiddleware, ServiceMetrics
 from vitrail.serve.models import ServedModel, ServedModels, name_values, top_predictions
+from vitrail.serve.texts import ClassesQuery, TemplateQuery, TextService, add_search_routes
 
 log = logging.getLogger("vitrail.serve")
 T = TypeVar("T")
@@ -41,6 +43,9 @@ PAGE_FILES = {
     "/masks.js": ("vitrail.serve", "masks.js", "text/javascript"),
     "/sounds.js": ("vitrail.serve", "sounds.js", "text/javascript"),
     "/recorder.js": ("vitrail.serve", "recorder.js", "text/javascript"),
+    "/words.js": ("vitrail.serve", "words.js", "text/javascript"),
+    "/find": ("vitrail.serve", "find.html", "text/html"),
+    "/find.js": ("vitrail.serve", "find.js", "text/javascript"),
     "/maps.js": ("vitrail.analysis.page", "maps.js", "text/javascript"),
 }
 LARGE_RESPONSE = 4096  # values; larger ones are written in a thread
@@ -79,6 +84,7 @@ class Service:
         self.attention_viewer = AttentionViewer(self.attention_process.decode_any)
         self.attention_pool = ThreadPoolExecutor(1, thread_name_prefix="attention")
         self.writing_pool = ThreadPoolExecutor(1, thread_name_prefix="writing")
+        self.texts = TextService(limits.seconds)
         self.stuck: list[str] = []  # models without a worker that ends its batch
         self.stopping = False
         metrics.queued.set_function(lambda: self.image_slots.taken)
@@ -195,6 +201,7 @@ class Service:
         self.models.close()
         self.pool.close()
         self.attention_process.close()
+        self.texts.close()
         for pool in (self.attention_pool, self.writing_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -247,6 +254,7 @@ def create_app(service: Service) -> ASGIApp:
     add_error_handlers(app)
     add_status_routes(app, service)
     add_inference_routes(app, service)
+    add_search_routes(app, service.texts, [Depends(service.require_token)])
     add_page_routes(app)
     return RequestMiddleware(app, service.metrics, service.hosts)
 
@@ -261,9 +269,28 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
         dependencies=allowed,
         openapi_extra=body,
     )
-    async def predict(request: Request, model: ModelQuery = None, top: TopQuery = 5) -> Response:
-        """Return the most likely classes of one or more images, or the numbers that a regression model predicts."""
+    async def predict(
+        request: Request,
+        model: ModelQuery = None,
+        top: TopQuery = 5,
+        classes: ClassesQuery = None,
+        template: TemplateQuery = TEMPLATES[0],
+    ) -> Response:
+        """Return the most likely classes of one or more images, or the numbers that a regression model predicts.
+
+        A model with a text tower and no classes of its own chooses among the names in `classes`.
+        """
         served = service.models.get(model)
+        if served.texts is not None:
+            if classes is None:
+                raise RequestRefused(409, f"{served.name!r} has no classes: name them in classes=, or use POST /embed")
+            words = await service.texts.run(served.texts.classify, classes, template)
+            rows = await service.run_model(request, model, "features", words.compute_logits)
+            return await service.write_response(
+                rows, "predictions", lambda row: top_predictions(row, words.labels, False, top), "answers"
+            )
+        if classes is not None:
+            raise RequestRefused(409, f"{served.name!r} has no text tower: leave out classes")
         if not served.has_classes and not served.has_numbers:
             reason, path = ("predicts masks", "segment") if served.has_masks else ("has no classifier", "embed")
             raise RequestRefused(409, f"{served.name!r} {reason}: use POST /{path}")
@@ -377,7 +404,8 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
     )
     async def models() -> Response:
         """Return the served models."""
-        return JSONResponse({"models": service.models.describe()})
+        index = service.texts.index
+        return JSONResponse({"models": service.models.describe(), "index": index and index.directory.name})
 
     @app.get("/healthz", responses={200: {"model": openapi.StatusResponse}, **openapi.error_responses(503)})
     async def healthz() -> Response:

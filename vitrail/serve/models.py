@@ -27,6 +27,7 @@ from vitrail.models.registry import config_from_json
 from vitrail.reports.masks import format_colour
 from vitrail.serve.batching import Batcher
 from vitrail.serve.limits import RequestRefused
+from vitrail.serve.texts import open_text_tower
 
 SLOT_BYTES = 2**20  # of a decoded video that take a slot of the queue
 
@@ -120,6 +121,9 @@ class ServedModel:
         model = self.deployed.model
         is_clip = self.contract.media == "video"
         self.vit = copy_sharing_weights(model) if isinstance(model, TokenModel) and not is_clip else None  # for maps
+        self.texts = None  # the text tower, of a model that has one and no classes of its own
+        if self.deployed.output_kind == "features":
+            self.texts = open_text_tower(source.where, opener.options.get("assume"), opener.options.get("take"))
         self.batchers: dict[OutputKind, Batcher] = {}
         self.lock = threading.Lock()
         self.start(self.deployed)
@@ -201,6 +205,7 @@ class ServedModel:
             "panoptic": self.has_queries,
             "numbers": self.has_numbers,
             "colours": list(map(format_colour, class_colours(self.contract))) if self.has_masks else None,
+            "texts": self.texts is not None,
             "runtime": self.deployed.runtime.name,
             "precision": current_precision(self.deployed),
             "merge": self.contract.merge,

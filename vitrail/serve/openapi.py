@@ -163,6 +163,7 @@ class ModelInfo(BaseModel):
     panoptic: bool = Field(description="true if POST /segment?panoptic=true is supported")
     numbers: bool = Field(description="true for a regression model: labels are the names of its numbers")
     colours: list[str] | None = Field(description="#rrggbb of each class of a segmentation model")
+    texts: bool = Field(description="true if POST /predict takes the names of classes")
     runtime: str
     merge: int = Field(description="tokens merged in each layer")
     default: bool = Field(description="true for the model used if a request names none")
@@ -170,6 +171,20 @@ class ModelInfo(BaseModel):
 
 class ModelsResponse(BaseModel):
     models: list[ModelInfo]
+    index: str | None = Field(default=None, description="name of the index that GET /search searches")
+
+
+class SearchNeighbour(BaseModel):
+    image: str = Field(description="path below the indexed folder")
+    cosine: float
+    thumbnail: str | None = Field(default=None, description="data URI, if asked for; null for a file that is gone")
+
+
+class SearchResponse(BaseModel):
+    images: int = Field(description="images in the index")
+    model: str
+    notes: list[str] = Field(description="what was not read of the text")
+    neighbours: list[SearchNeighbour] = Field(description="the nearest first")
 
 
 class ReloadResponse(BaseModel):

@@ -311,8 +311,8 @@ class Pane {
         Object.assign(this, { mask, seconds: response.seconds, predictions: mask.classes.map(({ label, share, colour }) => ({ label, score: share, colour })) });
         announce(`${image.name}: ${this.predictions.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
         remember(image, this.predictions);
-      } else if (model.labels || !model.attention) {
-        const response = await ask(`predict?${about}&top=5`, { body: image.blob, signal, tell }), [first] = response.predictions;
+      } else if (model.labels || model.texts || !model.attention) {
+        const response = await ask(`predict?${about}&top=${model.texts ? 8 : 5}${wording(model)}`, { body: image.blob, signal, tell }), [first] = response.predictions;
         signal.throwIfAborted();
         if (first.error) throw new Trouble(422, wordsOf(422), first.error);
         const predictions = first.values ? Object.entries(first.values).map(([label, value]) => ({ label, value })) : first.answers;
@@ -730,7 +730,9 @@ async function clear() {
 async function meet() {
   complain("");
   try {
-    state.models = (await ask("models", { tell: complain })).models;
+    const { models, index } = await ask("models", { tell: complain });
+    state.models = models;
+    $("find").hidden = !index;
   } catch (error) {
     if (!(error instanceof Trouble)) throw error;
     complain(`${error.message} ${error.detail}`, meet);
@@ -757,6 +759,7 @@ function choose(name) {
   $("or-paste").textContent = model.sound && !$("record").hidden ? "or record one. It is sent to this server only." : "or paste one. It is sent to this server only.";
   Object.assign(state, { layer: model.layers || 1, head: 0, pinned: null, under: null });
   glass(name);
+  offerWords(model);
   for (const pane of panes) if (pane.image) pane.show(pane.image);
   update();
 }

@@ -77,7 +77,7 @@ def list_folder(folder: Path) -> set[str]:
 
 
 def open_checkpoint(path: Path, take: str | None = None) -> TensorFile:
-    """Open a file or a directory of weights. `take` names one of several models in a PyTorch file."""
+    """Open a file or a directory of weights. `take` names one of several models in it."""
     if path.is_dir():
         names = rank_weights(list_folder(path))
         if not names:
@@ -87,7 +87,7 @@ def open_checkpoint(path: Path, take: str | None = None) -> TensorFile:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     source = ShardedFile(path) if path.name.endswith(".index.json") else open_tensor_file(path, take)
-    if take is not None and not isinstance(source, PyTorchFile):
+    if take is not None and not isinstance(source, PyTorchFile) and "vitrail" not in source.metadata:
         source.close()
         raise checkpoint_error(path, f"it holds one model and no {take!r}")
     if path.name in (*WEIGHT_FILES, *INDEX_FILES):
