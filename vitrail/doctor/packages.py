@@ -20,6 +20,8 @@ EXTRAS = {
     "hub": "checkpoints of the Hugging Face Hub, vitrail push",
     "datasets": "datasets of the Hugging Face Hub",
     "parquet": "Parquet tables and their images",
+    "remote": "shards over HTTP",
+    "s3": "shards on S3",
     "onnx": "vitrail export to ONNX, ONNX Runtime",
     "openvino": "vitrail export to OpenVINO, int8",
     "serve": "vitrail serve",

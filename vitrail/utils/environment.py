@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.utils.devices import count_cores, processor_name
+from vitrail.utils.slurm import adopt_step
 
 ROOT = Path("/")
 NO_LIMIT = 2**60  # bytes: what version 1 of cgroups says where there is none
@@ -272,29 +273,13 @@ def measure_folder(path: Path, seconds: float = 2.0) -> dict[str, Any]:
 
 def find_group(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """Return the variables of the process group that torchrun or srun started this process in; None for a single process."""
-    if environment.get("WORLD_SIZE", "1").isdecimal() and int(environment.get("WORLD_SIZE", "1")) > 1:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        return {name: environment[name] for name in names if name in environment}
-    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")  # only srun sets it, not the batch script around it
-    if "WORLD_SIZE" in environment or not tasks.isdecimal() or int(tasks) < 2:
+    adopted = dict(environment)
+    adopt_step(adopted)
+    world = adopted.get("WORLD_SIZE", "1")
+    if not world.isdecimal() or int(world) < 2:
         return None
-    step = environment.get("SLURM_JOB_ID", "0") + environment.get("SLURM_STEP_ID", "0")
-    return {
-        "RANK": environment.get("SLURM_PROCID", "0"),
-        "WORLD_SIZE": tasks,
-        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
-        "MASTER_ADDR": first_host(environment.get("SLURM_STEP_NODELIST", "localhost")),
-        "MASTER_PORT": str(20_000 + int(step) % 20_000 if step.isdecimal() else 20_000),
-    }
-
-
-def first_host(hosts: str) -> str:
-    """Return the first host of SLURM's list: node01 of "node[01-04,7],other"."""
-    name, bracket, rest = hosts.partition("[")
-    if not bracket or "," in name:
-        return hosts.partition(",")[0]
-    number, _, rest = rest.partition("]")
-    return name + number.partition(",")[0].partition("-")[0] + rest.partition(",")[0]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: adopted[name] for name in names if name in adopted}
 
 
 def read_text(path: Path) -> str:
