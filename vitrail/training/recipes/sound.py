@@ -34,6 +34,7 @@ SAMPLES = 30_000  # sounds of a whole run on little data
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
+    facts = replace(facts, channels=1)
     preprocessing = choose_preprocessing(facts)
     named = facts.overrides.get("model")
     model = configure_named(facts, preprocessing.size) if named else configure_model(facts, preprocessing.size)
@@ -96,7 +97,7 @@ def configure_named(facts: Facts, size: tuple[int, int]) -> ModelConfig:
 
 
 def configure_model(facts: Facts, size: tuple[int, int]) -> ModelConfig:
-    """Return a model with patches of 8 mel bins and 8 frames for a second of speech, 16×16 for more."""
+    """Return a small model with patches of 16 mel bins and 16 frames: patches of 8 take three times as long."""
     count = f"{facts.images:,} training sounds"
     width = facts.choose("width", 192 if facts.images >= LARGE_DATA else 128, count)
     depth = facts.choose("depth", 6 if facts.images >= LARGE_DATA else 4, count)
