@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument(
         "--init", type=Path, help="model of images to fine-tune with speakers held out, such as DeiT-Ti"
     )
-    parser.add_argument("--tuning-steps", type=int, default=120, help="steps of the fine-tuning, with 32 sounds [120]")
+    parser.add_argument("--tuning-steps", type=int, default=240, help="steps of the fine-tuning, with 32 sounds [240]")
     parser.add_argument("--speakers", nargs="+", default=["theo", "yweweler"], help="held out [theo yweweler]")
     parser.add_argument("--no-test", action="store_true", help="judge the validation part only")
     options = parser.parse_args()

@@ -66,9 +66,14 @@ def test_a_picture_is_cut_to_the_patches_that_overlap() -> None:
 
 def test_flipped_maps_count_rows_from_the_top(place: Path) -> None:
     model = vitrail.load(place / "model.safetensors").eval()
+    assert model.preprocessing is not None
     image = model.preprocessing(place / "sounds" / "400.wav")[None]
     trace = trace_image(model, image, at=(0, 1))
     turned = flip_trace(trace)
+    assert trace.rollout is not None
+    assert trace.colours is not None
+    assert trace.between is not None
+    assert turned.between is not None
     assert turned.at == (3, 1)
     h, w = trace.grid
     for name in ("attention", "attention_at"):

@@ -103,6 +103,7 @@ def test_spectrograms_have_low_frequencies_at_the_bottom(client: Client, place: 
 def test_attention_maps_are_those_of_the_model_turned_over(client: Client, place: Path) -> None:
     data = (place / "tone.wav").read_bytes()
     model = vitrail.load(place / "sounds.safetensors").eval()
+    assert model.preprocessing is not None
     trace = trace_image(model, model.preprocessing(data)[None], at=(3, 2), views=("attention",))
     assert trace.attention is not None
     assert trace.attention_at is not None

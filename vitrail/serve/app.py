@@ -380,7 +380,9 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
                 "mean" if head is None or head == "mean" else int(head),
                 (int(row), int(column)) if patch is not None else None,
             )
-        return await service.compute_view(request, model, partial(service.attention_viewer, map_request=wanted))
+        return await service.compute_view(
+            request, model, lambda served, part: service.attention_viewer(served, part, wanted)
+        )
 
     @app.post(
         "/spectrogram",
