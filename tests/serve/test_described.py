@@ -24,6 +24,7 @@ def test_openapi_describes_all_routes(tmp_path):
         "/embed",
         "/attention",
         "/models",
+        "/search",
         "/healthz",
         "/readyz",
         "/metrics",
