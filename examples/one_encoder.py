@@ -116,6 +116,7 @@ def learning_rate(step: int, steps: int, peak: float = 2e-3) -> float:
 def standardise(model: vitrail.Model, data: dict[str, Samples]) -> dict[str, Samples]:
     """Return the samples with the mean 0 and the deviation 1 of the training samples; both go into the preprocessing."""
     mean, std = data["train"][0].mean(), data["train"][0].std()
+    assert isinstance(model.preprocessing, vitrail.Preprocessing)
     model.preprocessing = replace(model.preprocessing, mean=(mean.item(),), std=(std.item(),))
     return {split: ((inputs - mean) / std, digits) for split, (inputs, digits) in data.items()}
 

@@ -175,6 +175,8 @@ def test_modalities_that_do_not_fit_together_are_refused() -> None:
         SharedEncoder.build({"images": images, "texts": replace(TEXT, features=8)})
     with pytest.raises(ValueError, match="invalid modality 'blocks'"):
         configure_shared({"blocks": images})
+    with pytest.raises(ValueError, match=r"a shared encoder \(images\) does not support Swin Transformers"):
+        configure_shared({"images": vitrail.configure("Swin-T", classes=None)})
     with pytest.raises(ValueError, match="at least one modality"):
         configure_shared({})
     with pytest.raises(KeyError, match="unknown modality 'smells': known are images, clips, sounds, texts"):

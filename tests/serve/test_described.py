@@ -25,6 +25,7 @@ def test_openapi_describes_all_routes(tmp_path):
         "/attention",
         "/spectrogram",
         "/models",
+        "/search",
         "/healthz",
         "/readyz",
         "/metrics",

@@ -56,7 +56,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--to", "target runtime [by the suffix of OUT]", choices=tuple(RUNTIME_SUFFIXES.values()))
     parser.add_option("--text-tower", "export the text tower of a model such as CLIP: token ids to unit vectors")
     files = "directory, tokenizer.json, or bpe_simple_vocab_16e6.txt.gz [that of MODEL]"
-    parser.add_option("--tokenizer PATH", f"with --text-tower: {files}")
+    parser.add_option("--tokenizer PATH", f"tokeniser: {files}")
     parser.add_shared("--json")
     graph = parser.add_group("graph")
     graph.add_option("--uint8", "take uint8 pixels and normalise them in the graph")

@@ -11,13 +11,13 @@ B samples, F features.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.base import Model
+from vitrail.models.base import ModelConfig, refuse
 from vitrail.models.init import build_and_fill, initialise
 from vitrail.models.text import PairLogits, TextConfig, TextEncoder
 from vitrail.models.two_towers import TwoTowers, TwoTowersConfig
@@ -90,12 +90,15 @@ def list_layer_facts(config: ModalityConfig) -> dict[str, object]:
 
 
 def configure_shared(
-    models: Mapping[str, ModalityConfig], features: int | None = None, logit_bias: bool = False
+    models: Mapping[str, ModelConfig | TextConfig], features: int | None = None, logit_bias: bool = False
 ) -> SharedEncoderConfig:
     """Return the configuration of a shared encoder of these models; `features` sets the width of all projections."""
-    if features is not None:
-        models = {name: with_projection(config, features) for name, config in models.items()}
-    return SharedEncoderConfig(tuple(Modality(name, config) for name, config in models.items()), logit_bias)
+    modalities = []
+    for name, config in models.items():
+        if not isinstance(config, ViTConfig | TextConfig):
+            raise refuse(config, f"a shared encoder ({name})")
+        modalities.append(Modality(name, config if features is None else with_projection(config, features)))
+    return SharedEncoderConfig(tuple(modalities), logit_bias)
 
 
 def with_projection(config: ModalityConfig, features: int) -> ModalityConfig:
@@ -124,7 +127,7 @@ class SharedEncoder(nn.Module):
 
     @classmethod
     def build(
-        cls, models: Mapping[str, ModalityConfig], *, features: int | None = None, logit_bias: bool = False
+        cls, models: Mapping[str, ModelConfig | TextConfig], *, features: int | None = None, logit_bias: bool = False
     ) -> "SharedEncoder":
         """Return a shared encoder with fresh weights; `models` has the configuration of each modality by its name.
 
@@ -137,11 +140,11 @@ class SharedEncoder(nn.Module):
         """Iterate over the names of the modalities."""
         return iter(self.config.models)
 
-    def __getitem__(self, name: str) -> ViT | TextEncoder:
+    def __getitem__(self, name: str) -> Any:  # a ViT, or a TextEncoder
         """Return the model of a modality. It shares its weights with this module."""
         if name not in self.models:
             raise KeyError(f"unknown modality {name!r}: known are {', '.join(self)}")
-        return cast("ViT | TextEncoder", self.models[name])
+        return self.models[name]
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -189,11 +192,3 @@ def strip_modality(name: str) -> str:
     name = name.removeprefix("models.")
     modality, _, rest = name.partition(".")
     return rest if rest.startswith(f"{LAYERS}.") else f"{modality}.{rest}"
-
-
-def require_model(shared: SharedEncoder, name: str) -> Model:
-    """Return the model of a modality of images, clips or sounds; raise ValueError for texts."""
-    model = shared[name]
-    if not isinstance(model, Model):
-        raise ValueError(f"{name} is a text tower, which is no model of its own: use shared.towers")
-    return model

@@ -31,7 +31,7 @@ from vitrail.serve import openapi
 from vitrail.serve.limits import RequestRefused
 
 T = TypeVar("T")
-MAX_NAMES, MAX_CHARACTERS = 200, 20_000  # of a request
+MAX_NAMES, MAX_CHARACTERS = 200, 4_000  # of a request: as a URL, a character can take 12 bytes
 KEPT = 32  # classifiers
 MAX_RESULTS = 50  # images of a search
 MAX_WAITING = 32  # texts

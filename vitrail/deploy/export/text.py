@@ -140,5 +140,5 @@ def compare(towers: TwoTowers, path: Path, target: str) -> float:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        (found,) = session.run(None, {"tokens": tokens.numpy()})
+        found = np.asarray(session.run(None, {"tokens": tokens.numpy()})[0])
     return float(max(np.abs(found - expected).max(), np.abs(found[-3:] - trimmed).max()))
