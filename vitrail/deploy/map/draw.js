@@ -10,6 +10,8 @@ const view = { width: 0, height: 0, ratio: 1, scale: 1, x: 0, y: 0 }; // screen 
 let pixels = null;
 let image = null;
 let colours = null; // packed colour of each point
+const front = new Uint8Array(count); // points that are drawn over the others: selected, highlighted, or with a colour
+let hasFront = false;
 let waiting = false;
 
 const toScreenX = (i) => view.x + view.scale * points[2 * i];
@@ -57,7 +59,9 @@ function computeColours() {
       const code = column ? Math.min(column.values[i], codes) : 0;
       const off = state.highlight >= 0 ? code !== state.highlight : any && !state.selected[i];
       colours[i] = off ? pale[code] : full[code];
+      front[i] = state.highlight >= 0 || any ? !off : state.colourOf.has(code);
     }
+    hasFront = front.includes(1) && front.includes(0);
     return;
   }
   const ramp = theme.ramp.map(parseColour);
@@ -68,9 +72,11 @@ function computeColours() {
     const value = column.values[i];
     const k = Math.max(0, Math.min(255, Math.round(255 * (value - low) / (high - low || 1))));
     const off = any && !state.selected[i];
+    front[i] = any ? !off : !Number.isNaN(value);
     if (Number.isNaN(value)) colours[i] = pack(off ? dim(rest) : rest);
     else colours[i] = off ? pale[k] : full[k];
   }
+  hasFront = front.includes(1) && front.includes(0);
 }
 
 // Discs as lists of offsets and coverages, at four by four positions inside a pixel.
@@ -106,13 +112,13 @@ function drawPoints() {
   const [maxX, maxY] = [canvas.width + PAD / 2, canvas.height + PAD / 2];
   const { ratio } = view;
   const [scale, left, top] = [view.scale * ratio, view.x * ratio, view.y * ratio];
-  const passes = state.nSelected || state.highlight >= 0 ? 2 : 1;
+  const passes = hasFront ? 2 : 1;
   let visible = 0;
   for (let pass = 0; pass < passes; pass++) {
     for (let k = 0; k < count; k++) {
       const i = order[k];
       if (!shown[i]) continue;
-      if (passes === 2 && isFront(i) !== (pass === 1)) continue;
+      if (passes === 2 && front[i] !== pass) continue;
       const x = left + scale * points[2 * i];
       const y = top - scale * points[2 * i + 1];
       if (x < -PAD / 2 || y < -PAD / 2 || x >= maxX || y >= maxY) continue;
@@ -138,8 +144,6 @@ function drawPoints() {
   context.putImageData(image, -PAD, -PAD);
   return visible;
 }
-
-const isFront = (i) => (state.highlight >= 0 ? state.column.values[i] === state.highlight : state.selected[i] === 1);
 
 // Sheets of thumbnails are decoded when they are first needed.
 const sheets = [];
@@ -176,7 +180,7 @@ function drawThumbnails(visible) {
   drawnThumbnails = 0;
   if (!state.thumbnails || !meta.sheets || !visible) return;
   const room = Math.sqrt(view.width * view.height / visible);
-  if (room < 26) return;
+  if (room < 18) return;
   const size = Math.max(44, Math.min(meta.cell, 160, 0.95 * room));
   const taken = new Map();
   const key = (a, b) => a * 4096 + b;

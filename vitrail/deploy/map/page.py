@@ -26,7 +26,7 @@ from vitrail.utils.text import format_image_count, format_percent
 
 PACKAGE, SCRIPTS = "vitrail.deploy.map", ("data.js", "draw.js", "view.js", "panel.js")
 MAX_LABELLED_CLASSES = 30  # whose names are on the map from the beginning
-REST_COLOURS = {"light": "#8b8792", "dark": "#85808f"}  # of values without a colour
+REST_COLOURS = {"light": "#a7a3ae", "dark": "#666170"}  # of values without a colour
 MARK_COLOURS = {"light": "#c4630a", "dark": "#f3a952"}  # of a class under the pointer
 KEYS = (
     ("Wheel, pinch, + and −", "zoom; 0 shows everything"),

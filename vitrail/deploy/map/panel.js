@@ -176,7 +176,7 @@ function showPoint(i) {
   byId("map-point-empty").hidden = i >= 0;
   if (i < 0) return requestDraw();
   flyTo(i);
-  paintThumbnail(byId("map-point-image"), i, 224);
+  paintThumbnail(byId("map-point-image"), i, 176);
   byId("map-point-name").textContent = fileOf(i);
   byId("map-point-path").textContent = pathOf(i);
   const values = byId("map-point-values");
