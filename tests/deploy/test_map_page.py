@@ -165,6 +165,27 @@ def test_wheel_zooms_to_thumbnails_around_the_pointer(page):
     page.wait_for_function("drawnThumbnails > 0")
 
 
+def test_two_fingers_zoom_and_one_moves(page):
+    session = page.context.new_cdp_session(page)
+    x, y = map(int, screen(page, 10))
+    scale, left = page.evaluate("[view.scale, view.x]")
+
+    def touch(kind: str, *places: int) -> None:
+        fingers = [{"x": x + place, "y": y, "id": number} for number, place in enumerate(places)]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+
+    touch("touchStart", 0)
+    touch("touchMove", 30)
+    touch("touchMove", 60)
+    touch("touchEnd")
+    page.wait_for_function(f"view.x > {left} + 25 && view.scale === {scale}")
+    touch("touchStart", -20, 20)
+    touch("touchMove", -45, 45)
+    touch("touchMove", -80, 80)
+    touch("touchEnd")
+    page.wait_for_function(f"view.scale > 1.7 * {scale}")
+
+
 def test_page_fits_a_phone_in_the_dark(browser, place):
     opened = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
     opened.goto((place / "map.html").as_uri())

@@ -97,7 +97,10 @@ def run(options: argparse.Namespace) -> int:
     if not options.paths:
         raise ValueError(f"PATHS is missing: give the images to embed with {options.model}")
     options.out = options.out or str(options.plot.with_suffix(".npy"))
-    if Path(options.out).exists() and not (options.force or options.resume):
+    from vitrail.deploy.predict.resume import journal_path, partial_path
+
+    is_complete = Path(options.out).exists() and not journal_path(partial_path(Path(options.out), 0, 1)).is_file()
+    if is_complete and not options.force:
         redraw = shlex.join(["vitrail", "embed", options.out, *options.paths, "--plot", str(options.plot)])
         raise ValueError(f"{options.out} exists: draw it with {redraw}, or --force to compute it again")
     summary = compute_output(options, "features", 0)

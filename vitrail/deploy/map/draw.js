@@ -4,14 +4,15 @@ const canvas = byId("map-points-canvas");
 const over = byId("map-over-canvas");
 const context = canvas.getContext("2d", { alpha: false });
 const overContext = over.getContext("2d");
-const PAD = 32; // pixels around the array of pixels, so that no point is clipped while it is written
+const PAD = 64; // pixels around the array of pixels, so that no point is clipped while it is written
 const MAX_PIXELS = 5e6; // of the array
+const FEW = 100; // points whose thumbnails are shown without zooming in
 const view = { width: 0, height: 0, ratio: 1, scale: 1, x: 0, y: 0 }; // screen = x + scale * point
 let pixels = null;
 let image = null;
 let colours = null; // packed colour of each point
 const front = new Uint8Array(count); // points that are drawn over the others: selected, highlighted, or with a colour
-let hasFront = false;
+const sequence = order.slice(); // all points in the order of drawing
 let waiting = false;
 
 const toScreenX = (i) => view.x + view.scale * points[2 * i];
@@ -61,7 +62,6 @@ function computeColours() {
       colours[i] = off ? pale[code] : full[code];
       front[i] = state.highlight >= 0 || any ? !off : state.colourOf.has(code);
     }
-    hasFront = front.includes(1) && front.includes(0);
     return;
   }
   const ramp = theme.ramp.map(parseColour);
@@ -76,7 +76,12 @@ function computeColours() {
     if (Number.isNaN(value)) colours[i] = pack(off ? dim(rest) : rest);
     else colours[i] = off ? pale[k] : full[k];
   }
-  hasFront = front.includes(1) && front.includes(0);
+}
+
+function sortFront() {
+  let [at, last] = [0, count];
+  for (let k = count - 1; k >= 0; k--) if (front[order[k]]) sequence[--last] = order[k];
+  for (let k = 0; k < count; k++) if (!front[order[k]]) sequence[at++] = order[k];
 }
 
 // Discs as lists of offsets and coverages, at four by four positions inside a pixel.
@@ -112,33 +117,31 @@ function drawPoints() {
   const [maxX, maxY] = [canvas.width + PAD / 2, canvas.height + PAD / 2];
   const { ratio } = view;
   const [scale, left, top] = [view.scale * ratio, view.x * ratio, view.y * ratio];
-  const passes = hasFront ? 2 : 1;
   let visible = 0;
-  for (let pass = 0; pass < passes; pass++) {
-    for (let k = 0; k < count; k++) {
-      const i = order[k];
-      if (!shown[i]) continue;
-      if (passes === 2 && front[i] !== pass) continue;
-      const x = left + scale * points[2 * i];
-      const y = top - scale * points[2 * i + 1];
-      if (x < -PAD / 2 || y < -PAD / 2 || x >= maxX || y >= maxY) continue;
-      visible++;
-      const [fx, fy] = [Math.floor(x), Math.floor(y)];
-      const stamp = list[Math.floor((y - fy) * 4) * 4 + Math.floor((x - fx) * 4)];
-      const { offsets, covers } = stamp;
-      const at = (fy + PAD) * width + fx + PAD;
-      const colour = colours[i];
-      const [r, g, b] = [colour & 255, colour >> 8 & 255, colour >> 16 & 255];
-      for (let n = 0; n < offsets.length; n++) {
-        const cover = covers[n];
-        const here = at + offsets[n];
-        if (cover >= 250) { pixels[here] = colour; continue; }
-        const old = pixels[here];
-        const red = (old & 255) + ((r - (old & 255)) * cover >> 8);
-        const green = (old >> 8 & 255) + ((g - (old >> 8 & 255)) * cover >> 8);
-        const blue = (old >> 16 & 255) + ((b - (old >> 16 & 255)) * cover >> 8);
-        pixels[here] = 0xff000000 | blue << 16 | green << 8 | red;
-      }
+  for (let k = 0; k < count; k++) {
+    const i = sequence[k];
+    if (!shown[i]) continue;
+    const x = left + scale * points[2 * i];
+    const y = top - scale * points[2 * i + 1];
+    if (x < -PAD / 2 || y < -PAD / 2 || x >= maxX || y >= maxY) continue;
+    visible++;
+    const fx = Math.floor(x);
+    const fy = Math.floor(y);
+    const { offsets, covers } = list[Math.floor((y - fy) * 4) * 4 + Math.floor((x - fx) * 4)];
+    const at = (fy + PAD) * width + fx + PAD;
+    const colour = colours[i];
+    const r = colour & 255;
+    const g = colour >> 8 & 255;
+    const b = colour >> 16 & 255;
+    for (let n = 0; n < offsets.length; n++) {
+      const cover = covers[n];
+      const here = at + offsets[n];
+      if (cover >= 250) { pixels[here] = colour; continue; }
+      const old = pixels[here];
+      const red = (old & 255) + ((r - (old & 255)) * cover >> 8);
+      const green = (old >> 8 & 255) + ((g - (old >> 8 & 255)) * cover >> 8);
+      const blue = (old >> 16 & 255) + ((b - (old >> 16 & 255)) * cover >> 8);
+      pixels[here] = 0xff000000 | blue << 16 | green << 8 | red;
     }
   }
   context.putImageData(image, -PAD, -PAD);
@@ -180,7 +183,7 @@ function drawThumbnails(visible) {
   drawnThumbnails = 0;
   if (!state.thumbnails || !meta.sheets || !visible) return;
   const room = Math.sqrt(view.width * view.height / visible);
-  if (room < 18) return;
+  if (room < 18 || (view.scale < 1.8 * view.fitted && visible > FEW)) return;
   const size = Math.max(44, Math.min(meta.cell, 160, 0.95 * room));
   const taken = new Map();
   const key = (a, b) => a * 4096 + b;
@@ -306,5 +309,6 @@ function requestDraw() {
 
 function recolour() {
   computeColours();
+  sortFront();
   requestDraw();
 }
