@@ -280,6 +280,19 @@ def test_maps_of_features_and_of_an_index(embedded, capsys):
         )
 
 
+def test_images_given_as_files_are_no_datasets(embedded, capsys):
+    files = sorted(Path("photos/train").rglob("*.png"))
+    assert (
+        main(["embed", "model.safetensors", *map(str, files), "--out", "some.npy", "--precision", "fp32", "--force"])
+        == 0
+    )
+    code, output, _ = embed(capsys, "some.npy", *files, "--plot", "files.html", "--json")
+    result = json.loads(output)
+    assert (code, result["columns"], result["notes"]) == (0, ["folder"], [])
+    other = sorted(Path("photos/validation").rglob("*.png"))
+    assert "some.npy is of other images" in refused(capsys, "some.npy", *other, "--plot", "files.html")
+
+
 def test_page_is_the_same_each_time(embedded, capsys):
     pages = []
     for name in ("one", "two"):

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.dataset import SPLITS, Dataset, Images
 from vitrail.data.sources import load_dataset
-from vitrail.data.sources.files import printable_path
+from vitrail.data.sources.files import file_media, printable_path
 from vitrail.data.sources.manifest import PATH_COLUMNS, find_column, open_csv
 from vitrail.data.sources.splits import TRAIN_ONLY_FRACTIONS
 from vitrail.utils.progress import ProgressCallback
@@ -75,6 +75,8 @@ def read_data_columns(
     numbers: dict[str, np.ndarray] = {}
     order: dict[str, None] = {}
     for path in paths:
+        if file_media(path) is not None and os.path.isfile(path):
+            continue  # an image, not a dataset
         try:
             dataset = load_dataset(path, fractions=TRAIN_ONLY_FRACTIONS, progress=progress)
         except (ValueError, OSError) as error:
