@@ -67,7 +67,7 @@ def write_page(count: int, neighbours: int, path: Path) -> dict[str, float]:
     points = MapPoints(names, features, store, np.arange(count), "image", "generated", (), count)  # type: ignore[arg-type]
     classes = text_column("class", [f"class {item % CLASSES:03d}" for item in range(count)])
     start = time.perf_counter()
-    summary = write_map(points, [classes], path, "Generated", MapOptions(neighbours=neighbours))
+    summary = write_map(points, [classes], path, "Generated", MapOptions(nearest=neighbours))
     seconds = time.perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"seconds": round(seconds, 1), "MiB": round(summary.nbytes / 2**20, 1), "peak_MiB": round(memory)}

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.decomposition import PCA
 
+import vitrail
 from tests.deploy.test_search import COLOURS, image_file, model
 from vitrail.cli import main
 from vitrail.deploy.map import projection
@@ -164,6 +166,15 @@ def test_margin_is_negative_for_wrong_predictions():
     assert np.isnan(margin[3])
     others = predict_columns(Identity(), ("x", "y", "z"), logits, classes)  # type: ignore[arg-type]
     assert "correctness" not in {column.name for column in others}  # classes that the model does not know
+
+
+@pytest.mark.parametrize("prefix", ["class", "class+distillation"])
+def test_stored_features_give_the_logits_of_the_model(prefix):
+    size = {"patch": 8, "width": 32, "depth": 1, "heads": 2, "image_size": 16, "classes": 3}
+    made = vitrail.build(**size, prefix=prefix, init="deit").eval()
+    images = torch.randn(2, 3, 16, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(made.classify_embedded(made.embed_images(images)), made(images))
 
 
 def test_tables_join_by_path(tmp_path):
@@ -336,9 +347,7 @@ def test_bad_options_are_one_line(embedded, capsys, tmp_path):
     assert "there is no directory" in refused(capsys, "features.npy", "--plot", "nowhere/map.html")
     assert "PATHS is missing" in refused(capsys, "model.safetensors", "--plot", "new.html")
     assert "--out is for images" in refused(capsys, "features.npy", "--plot", "map.html", "--out", "y.npy")
-    assert "--neighbours must be >= 0, got -1" in refused(
-        capsys, "features.npy", "--plot", "m.html", "--neighbours", -1
-    )
+    assert "--nearest must be >= 0, got -1" in refused(capsys, "features.npy", "--plot", "m.html", "--nearest", -1)
     table = tmp_path / "table.csv"
     assert "no such file" in refused(capsys, "features.npy", "--plot", "map.html", "--table", table)
     table.write_text("path,score\nother.png,1\n")

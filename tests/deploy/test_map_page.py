@@ -202,7 +202,7 @@ def test_fifty_thousand_points_and_a_thousand_classes_load(browser, tmp_path):
     vectors = generator.standard_normal((count, 4)).astype(np.float32)
     points = MapPoints(names, vectors, None, np.full(count, -1), "image", "random", (), count)
     classes = text_column("class", [f"class {number % 1000:03d}" for number in range(count)])
-    summary = write_map(points, [classes], tmp_path / "map.html", "Many", MapOptions(neighbours=0))
+    summary = write_map(points, [classes], tmp_path / "map.html", "Many", MapOptions(nearest=0))
     assert summary.nbytes < 8e6
     page, complaints = browser.new_page(viewport={"width": 1200, "height": 1100}), []
     page.on("console", lambda message: complaints.append(message.text))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from vitrail.deploy.map.write import MapSummary
     from vitrail.utils.progress import ProgressCallback
 
-MAP_OPTIONS = ("projection", "seed", "colour_by", "table", "thumbnail_size", "thumbnails", "neighbours")
+MAP_OPTIONS = ("projection", "seed", "colour_by", "table", "thumbnail_size", "thumbnails", "nearest")
 COMPUTE_OPTIONS = (
     "out",
     "format",
@@ -79,7 +79,7 @@ def add_arguments(parser: CommandParser) -> None:
     sizes = f"longer side in pixels: {', '.join(map(str, THUMBNAIL_SIZES))} [the largest that fits]"
     group.add_option("--thumbnail-size PX", sizes, int, choices=THUMBNAIL_SIZES)
     group.add_option("--thumbnails N", "most thumbnails [all, as far as they fit into 24 MiB]", int)
-    group.add_option("--neighbours K", "nearest images listed for each image [5]", int)
+    group.add_option("--nearest K", "nearest images listed for each image [5]", int)
     group.add_shared("--seed N")
 
 
@@ -128,7 +128,7 @@ def check_map_options(options: argparse.Namespace) -> None:
         raise ValueError("--plot needs the features in a file: give --out FILE, or leave it out")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("--plot needs one process: write --out FILE first, then vitrail embed FILE --plot MAP.html")
-    for name in ("thumbnails", "neighbours", "seed"):
+    for name in ("thumbnails", "nearest", "seed"):
         check_at_least(0, getattr(options, name), f"--{name}")
     for table in options.table or ():
         if not Path(table).is_file():

@@ -18,7 +18,7 @@ from vitrail.utils.devices import available_cores
 from vitrail.utils.progress import ProgressCallback
 from vitrail.utils.text import format_image_count
 
-NEIGHBOURS = 5
+NEAREST = 5
 MAX_PAIRS = 2_500_000_000  # of vectors compared for neighbours: all of 50,000 points, two minutes of one core
 QUERIES = 256  # points whose neighbours are searched at once
 
@@ -32,10 +32,10 @@ class MapOptions:
     colour_by: str | None = None  # None: the class, if it is known
     thumbnail_size: int | None = None  # None: by the number of points
     thumbnails: int | None = None  # most of them; None: as many as fit
-    neighbours: int = NEIGHBOURS
+    nearest: int = NEAREST  # neighbours of each point
 
     def __post_init__(self) -> None:
-        for name, value in (("seed", self.seed), ("thumbnails", self.thumbnails), ("neighbours", self.neighbours)):
+        for name, value in (("seed", self.seed), ("thumbnails", self.thumbnails), ("nearest", self.nearest)):
             if value is not None and value < 0:
                 raise ValueError(f"{name}= must be >= 0, got {value}")
 
@@ -94,7 +94,7 @@ def write_map(
     for start in range(0, len(vectors), QUERIES):
         vectors[start : start + QUERIES] = normalise_rows(points.features[start : start + QUERIES])
     projection = project(vectors, options.projection, options.seed, progress)
-    near, cosines = find_point_neighbours(vectors, options.neighbours, progress)
+    near, cosines = find_point_neighbours(vectors, options.nearest, progress)
     size, limit = options.thumbnail_size, options.thumbnails
     atlas = build_atlas(points.store, points.items, projection.points, size, limit, progress, max_bytes)
     notes = [*notes]
