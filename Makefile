@@ -82,6 +82,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/shipping.py
 	$(BIN)/python benchmarks/runtimes.py
 	$(BIN)/python benchmarks/text_search.py
+	$(BIN)/python benchmarks/embedding_map.py
 	$(BIN)/python benchmarks/uploads.py
 	$(BIN)/python benchmarks/attack.py
 	$(BIN)/python benchmarks/chart.py

@@ -103,11 +103,11 @@ def run(options: argparse.Namespace) -> int:
     return write_output(options, "logits", options.top or 1)
 
 
-def add_output_options(parser: CommandParser, formats: str) -> None:
+def add_output_options(parser: CommandParser, formats: str, required: bool = True) -> None:
     """Add the options that `vitrail predict` and `vitrail embed` share."""
     parser.add_shared("model MODEL")
-    parser.add_argument("paths", metavar="PATHS", nargs="+", help=PATHS_HELP)
-    parser.add_option("--out FILE", f"output file, {formats} by its suffix; - for standard output", required=True)
+    parser.add_argument("paths", metavar="PATHS", nargs="+" if required else "*", help=PATHS_HELP)
+    parser.add_option("--out FILE", f"output file, {formats} by its suffix; - for standard output", required=required)
     parser.add_option("--format NAME", f"output format, {formats} [from the suffix of FILE]")
     parser.add_option("--resume", "continue an interrupted run")
     parser.add_option("--force", "start again and replace FILE when the new one is complete")
@@ -119,6 +119,19 @@ def add_output_options(parser: CommandParser, formats: str) -> None:
 
 def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int:
     """Write one row per image to --out and print a summary."""
+    summary = compute_output(options, output_kind, top)
+    if summary is None:
+        return 130
+    lines = format_summary(options, summary)
+    if options.out == "-":
+        print_note("\n".join(lines))
+    else:
+        print_result(options, summary.as_dict(), lines)
+    return 0
+
+
+def compute_output(options: argparse.Namespace, output_kind: Any, top: int) -> "Summary | None":
+    """Write one row per image to --out and return the summary; None if interrupted, with a note how to continue."""
     gc.disable()  # the imports create many objects that all stay; collecting during them costs a tenth of the time
     from vitrail.deploy.predict.formats import select_format
     from vitrail.deploy.predict.inputs import collect_inputs, take_images
@@ -184,7 +197,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
             row_format = select_format(options.out, options.format, output_kind, top, targets)
         elif labels is not None and top > len(labels):
             raise ValueError(f"--top must be <= {len(labels):,}, the classes of {model.deployed.name}, got {top}")
-        summary = write_outputs(
+        return write_outputs(
             model,
             inputs,
             out,
@@ -201,13 +214,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         print_note(f"vitrail {options.command}: interrupted after {stopped.rows:,} of {stopped.count:,} images")
         if options.out != "-":
             print_note(f"continue with: {resume_command(options, 1 if options.part else share.world)}")
-        return 130
-    lines = format_summary(options, summary)
-    if options.out == "-":
-        print_note("\n".join(lines))
-    else:
-        print_result(options, summary.as_dict(), lines)
-    return 0
+        return None
 
 
 def prepare_masks(

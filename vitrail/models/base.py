@@ -338,6 +338,10 @@ class Model(RecomputeModule, ABC):
         """Return the logits of pre-logits: the classifier only."""
         return self.head(features)
 
+    def classify_embedded(self, features: Tensor) -> Tensor:
+        """Return the logits of the vectors of `embed_images`, [B, feature_dim]."""
+        return self.classify(features)
+
     def compute_pre_logits(self, images: Tensor) -> Tensor:
         """Return the input of the classifier: [B, D], or [B, 2, D] with a distillation token."""
         return self.forward_head(self.forward_features(images), pre_logits=True)

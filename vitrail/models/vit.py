@@ -92,6 +92,10 @@ class ViT(TokenModel):
     def classify(self, features: Tensor) -> Tensor:
         return self.head.linear(features) if isinstance(self.head, HiddenHead) else self.head(features)
 
+    def classify_embedded(self, features: Tensor) -> Tensor:
+        count = self.pool.n_vectors
+        return self.classify(features if count == 1 else features.unflatten(1, (count, -1)))
+
     def compute_pre_logits(self, images: Tensor) -> Tensor:
         return self.apply_pre_logits(self.pool_tokens(images))
 

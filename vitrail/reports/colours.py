@@ -12,6 +12,20 @@ from vitrail.reports.charts.canvas import LIGHT
 HEAT_CMAP, SIMILARITY_CMAP, NORM_CMAP, DIVERGING_CMAP = "magma", "viridis", "cividis", "PuOr_r"
 INK, MUTED, RULE, PAPER = LIGHT.text, LIGHT.muted, LIGHT.rule, LIGHT.background
 BLUE, ORANGE, _, RED, VIOLET, _ = LIGHT.colours
+# Ten classes on a page of either theme: at least 3:1 against the background, and apart from each other also for protanopes,
+# deuteranopes and tritanopes (tests/reports/test_class_colours.py).
+CLASS_COLOURS = {
+    "light": (
+        *("#1e51d4", "#ff0d47", "#b88d00", "#159a4a", "#830592"),
+        *("#f446ad", "#798fe7", "#952114", "#5f3c69", "#c26276"),
+    ),
+    "dark": (
+        *("#5ab7ff", "#ba6842", "#d7ef4b", "#af45ef", "#14bd00"),
+        *("#eecf78", "#14897b", "#8273b3", "#40fdf5", "#a9fcbc"),
+    ),
+}
+RAMP_NAME = "plasma"  # numbers, of which each theme uses the part with contrast
+RAMP_PARTS = {"light": (0.0, 0.64), "dark": (0.41, 1.0)}
 MARK_COLOUR = (255, 255, 255)  # outline of the selected patch, over maps whose low values are dark
 
 

@@ -5,15 +5,11 @@ from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image, ImageOps
-
-from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
-from vitrail.data.preprocessing import convert_image
-from vitrail.data.sound import draw_spectrogram, open_sound
+from vitrail.data.decode import IMAGE_ERRORS, name_image_errors
 from vitrail.data.sources.files import printable_path
-from vitrail.data.video import open_video
 from vitrail.deploy.search.index import SearchIndex
-from vitrail.deploy.search.search import Neighbour, SearchResult, path_media
+from vitrail.deploy.search.search import OPENERS, Neighbour, SearchResult, path_media
+from vitrail.deploy.search.thumbnails import draw_still, shrink_image
 from vitrail.reports.charts.lines import render_bar
 from vitrail.reports.document import PageSection, render_document, write_html
 from vitrail.reports.html import Markup, h, isolate, join_markup
@@ -22,7 +18,6 @@ from vitrail.utils.text import format_image_count
 QUERY_SIZE, NEIGHBOUR_SIZE = 720, 320  # longer side, in pixels
 MAX_TEXT = 80  # characters of a query in headings
 MAX_PIXELATED_SIZE = 48  # pixels; smaller images are enlarged without smoothing
-BACKGROUND = (255, 255, 255)  # behind transparent pixels
 
 
 def write_sheet(index: SearchIndex, results: list[SearchResult], method: str, path: Path) -> None:
@@ -92,29 +87,12 @@ def embed_image(path: Path, size: int, large: bool = False) -> Markup:
     return h("img", src=source, alt=alt, class_="few-pixels" if pixelated else None)
 
 
-def open_still(path: Path, label: str) -> Image.Image:
-    """Open an image, the frame in the middle of a video, or the spectrogram of a sound."""
-    media = path_media(path)
-    if media == "sound":
-        with open_sound(str(path), label) as sound:
-            return draw_spectrogram(sound)
-    if media == "image":
-        return open_image(str(path), label)
-    with open_video(str(path), label) as video:
-        (frame,) = (frame.copy() for frame in video.iter_frames([len(video) // 2]))
-        return frame
-
-
 def make_thumbnail(path: Path, size: int) -> tuple[bytes, str, bool]:
     """Return the bytes of an upright thumbnail, its format, and True if it is shown with visible pixels."""
     label = printable_path(str(path))
-    with name_image_errors(label), open_still(path, label) as image:
-        image.draft(None, (size, size))
-        upright = convert_image(ImageOps.exif_transpose(image), 4)
-        background = Image.new("RGBA", upright.size, (*BACKGROUND, 255))
-        flat = Image.alpha_composite(background, upright).convert("RGB")
-        flat.thumbnail((size, size), Image.Resampling.LANCZOS)
-        pixelated, buffer = max(flat.size) <= MAX_PIXELATED_SIZE, BytesIO()
+    with name_image_errors(label), OPENERS[path_media(path)](str(path), label) as item, draw_still(item) as image:
+        flat, buffer = shrink_image(image, size), BytesIO()
+        pixelated = max(flat.size) <= MAX_PIXELATED_SIZE
         kind = "png" if pixelated else "jpeg"
         flat.save(buffer, kind.upper(), quality=84)  # a PNG has no quality
     return buffer.getvalue(), kind, pixelated
