@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.deploy.predict.predict import embed, predict
     from vitrail.evaluation.evaluate import evaluate
+    from vitrail.labelling.convert import convert_labels
+    from vitrail.labelling.decisions import apply_labels
+    from vitrail.labelling.next_images import choose_images_to_label
+    from vitrail.labelling.propose import propose_labels
+    from vitrail.labelling.suspects import find_label_errors
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
     from vitrail.prompts import zero_shot
@@ -27,16 +32,21 @@ _MODULES = {
     "ModelConfig": "vitrail.models.base",
     "Preprocessing": "vitrail.data.preprocessing",
     "VitrailClassifier": "vitrail.training.estimator",
+    "apply_labels": "vitrail.labelling.decisions",
     "build": "vitrail.models.registry",
     "build_from": "vitrail.models.registry",
     "check": "vitrail.data.audit",
+    "choose_images_to_label": "vitrail.labelling.next_images",
     "configure": "vitrail.models.registry",
+    "convert_labels": "vitrail.labelling.convert",
     "embed": "vitrail.deploy.predict.predict",
     "evaluate": "vitrail.evaluation.evaluate",
+    "find_label_errors": "vitrail.labelling.suspects",
     "load": "vitrail.checkpoints.load",
     "load_towers": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
     "pretrain": "vitrail.training.train",
+    "propose_labels": "vitrail.labelling.propose",
     "push": "vitrail.checkpoints.card",
     "resume": "vitrail.training.train",
     "save": "vitrail.checkpoints.load",
@@ -51,16 +61,21 @@ __all__ = [
     "Preprocessing",
     "VitrailClassifier",
     "__version__",
+    "apply_labels",
     "build",
     "build_from",
     "check",
+    "choose_images_to_label",
     "configure",
+    "convert_labels",
     "embed",
     "evaluate",
+    "find_label_errors",
     "load",
     "load_towers",
     "predict",
     "pretrain",
+    "propose_labels",
     "push",
     "resume",
     "save",

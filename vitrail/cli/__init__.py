@@ -21,6 +21,7 @@ COMMANDS = {
     "paper": "run a study of the ViT paper at your scale and compare the finding",
     "recipes": "list the training recipes and their expected results",
     "check": "find defects in a dataset before training",
+    "label": "find wrong labels, propose labels, choose images to label, apply decisions",
     "evaluate": "measure a model with confidence intervals, or probe its features",
     "predict": "write the predicted label of every image",
     "embed": "write the feature vector of every image",
