@@ -246,7 +246,8 @@ def format_results(results: dict[str, Any]) -> list[str]:
             for key, value in entry.items():
                 if key != "mean_accuracy_gain":
                     mean, low, high = value["of_random"]
-                    counts = f"{value['labels']:.0f} labels, {mean:.2f} of random ({low:.2f} to {high:.2f}), {value['seeds']} seeds"
+                    ratio = f"{mean:.2f} of random ({low:.2f} to {high:.2f})"
+                    counts = f"{value['labels']:.0f} labels, {ratio}, {value['seeds']} seeds"
                     lines.append(f"  {method:20} accuracy {key}: {counts}")
                 elif value:
                     lines.append(

@@ -40,7 +40,7 @@ def predict_from_neighbours(
         other = groups[indices] != groups[part, None]
         used = other & (np.cumsum(other, 1) <= neighbours)
         # The nearest has weight 1 at any temperature; images that are left out have none.
-        best = np.where(used, cosines, -np.inf).max(1, keepdims=True)
+        best = np.where(used, cosines, -1.0).max(1, keepdims=True)
         weights = np.where(used, np.exp((np.where(used, cosines, best) - best) / TEMPERATURE), 0.0)
         weights[~used.any(1)] = 1.0  # nothing but near-duplicates: they vote
         votes[part] = count_votes(weights, labels[indices], classes) / weights.sum(1, keepdims=True)
