@@ -71,6 +71,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/moving_digits.py --labels 10
 	$(BIN)/python benchmarks/short_finetune.py
 	$(BIN)/python benchmarks/zero_shot.py
+	$(BIN)/python benchmarks/label_errors.py
 	$(BIN)/python benchmarks/segmentation.py
 	$(BIN)/python benchmarks/segmentation.py --memory
 	$(BIN)/python benchmarks/segmentation.py --train

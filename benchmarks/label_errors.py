@@ -1,8 +1,8 @@
 """Label errors, training without them, and choosing what to label: results over seeds, with intervals.
 
-    python benchmarks/label_errors.py --clothing DIR --pets DIR --model deit_tiny.safetensors --out label_errors.json
+    python benchmarks/label_errors.py --clothing DIR --pets DIR --model deit_tiny.safetensors
 
-DIR is a folder with train/ and validation/: of classes (clothing), or of images/ whose breed is the file name up to its last
+A DIR is a folder with train/ and validation/: of classes (clothing), or of images/ whose breed is the file name up to its last
 underscore (pets). Features are computed once and cached; labels are flipped in memory. Peers are used if they are installed:
 cleanlab judges the same out-of-fold probabilities.
 
@@ -32,6 +32,7 @@ from vitrail.metrics.calibration import probabilities
 from vitrail.metrics.linear import fit_linear_probe
 from vitrail.utils.devices import processor_name
 
+SHARED = Path(__file__).resolve().parents[2] / "shared"
 NOISE = 0.05
 ROUNDS = 20
 METHODS = ("uncertain-diverse", "margin", "k-center", "random")
@@ -225,6 +226,7 @@ def format_results(results: dict[str, Any]) -> list[str]:
             lines.append(
                 f"{name}, {kind}: {seeds[0]['flipped']} flipped; noise {[round(o['noise_rate'], 3) for o in ours]}"
             )
+            # The average precision of cleanlab is that of its better ranking.
             for label, values in rows.items():
                 means = {
                     key: np.mean([value[key] for value in values])
@@ -259,18 +261,18 @@ def format_results(results: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Run all parts and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clothing", help="folder of the clothing photographs")
-    parser.add_argument("--pets", help="folder of the pets")
-    parser.add_argument("--model", required=True, help="checkpoint whose features are used")
+    parser.add_argument("--clothing", default=SHARED / "data/clothing", help="folder of the clothing photographs")
+    parser.add_argument("--pets", default=SHARED / "data/pets", help="folder of the pets")
+    model = SHARED / "weights/deit_tiny_patch16_224.safetensors"
+    parser.add_argument("--model", default=model, help="checkpoint whose features are used")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the flips [3]")
     parser.add_argument("--next-seeds", type=int, default=8, help="seeds of the rounds of choosing [8]")
-    parser.add_argument("--out", type=Path, default=Path("label_errors.json"))
+    parser.add_argument("--out", type=Path, help="JSON file for all numbers [none]")
     options = parser.parse_args()
-    model, start = open_features(options.model, Compute()), time.monotonic()
-    results: dict[str, Any] = {"processor": processor_name(), "model": options.model, "data": {}}
+    model, start = open_features(str(options.model), Compute()), time.monotonic()
+    results: dict[str, Any] = {"processor": processor_name(), "model": model.name, "data": {}}
     for name in ("clothing", "pets"):
-        if (folder := getattr(options, name)) is None:
-            continue
+        folder = str(getattr(options, name))
         train, held, classes, groups = read_data(name, folder, model)
         confusions = find_confusions(*train, classes)
         kinds = {
@@ -285,7 +287,8 @@ def main() -> None:
         results["data"][name] |= {"suspects": kinds, "next": rounds}
         print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
     results["seconds"] = time.monotonic() - start
-    options.out.write_text(json.dumps(results, indent=1))
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1))
     print(*format_results(results), sep="\n")
 
 

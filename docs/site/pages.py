@@ -115,6 +115,7 @@ PACKAGES = {
     "inference": "Inference",
     "deploy": "Prediction and export",
     "evaluation": "Evaluation",
+    "labelling": "Labelling",
     "analysis": "Analysis",
     "metrics": "Metrics",
     "studies": "Studies",

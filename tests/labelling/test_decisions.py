@@ -226,6 +226,12 @@ def test_next_writes_a_table_and_a_page_without_labelled_images(place, capsys): 
     assert "3 undecided" in out
 
 
+def test_next_works_from_one_label_of_each_class(place, capsys):  # noqa: F811
+    write("few.csv", "path,label", *(f"photos/{name}/0.png,{name}" for name in COLOURS))
+    found = result(capsys, "next", "few.csv", "--unlabelled", "more", *MODEL, "--budget", 5)
+    assert (found["n_labelled"], len(found["images"])) == (3, 5)
+
+
 def test_bad_input_of_next_is_one_line(place, capsys):  # noqa: F811
     given = ("next", "photos", "--unlabelled", "more", *MODEL)
     assert "--budget" in refused(capsys, *given, "--budget", 0)

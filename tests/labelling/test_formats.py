@@ -161,18 +161,21 @@ def test_label_studio_accepts_tasks_and_interface(table, tmp_path):
     interface = pytest.importorskip(
         "label_studio_sdk.label_interface", reason="Label Studio is not installed: pip install label-studio-sdk"
     )
-    from label_studio_sdk.converter import Converter
-
+    converters = pytest.importorskip("label_studio_sdk.converter")
     write_labels(table, tmp_path / "tasks.json", "label-studio")
     config, tasks = (tmp_path / "tasks.xml").read_text(), json.loads((tmp_path / "tasks.json").read_text())
     opened = interface.LabelInterface(config)
     opened.validate()
     assert all(opened.validate_annotation(each) for task in tasks for each in task["annotations"])
     assert all(opened.validate_prediction(each) for task in tasks for each in task["predictions"])
-    converter = Converter(config=config, project_dir=None)
+    converter = converters.Converter(config=config, project_dir=None)
     converter.convert(str(tmp_path / "tasks.json"), str(tmp_path / "min"), "JSON_MIN", is_dir=False)
-    back = read_labels(tmp_path / "min" / "result.json")
-    assert {row.path: row.labels for row in back.rows}[table.rows[0].path] == ("cat",)
+    back = read_labels(tmp_path / "min" / "result.json", root=tmp_path / "images")
+    assert {row.path: row.labels for row in back.rows} == {
+        table.rows[0].path: ("cat",),
+        table.rows[1].path: (),  # an export has no predictions
+        table.rows[2].path: (),
+    }
 
 
 def test_fiftyone_opens_the_directories(table, tmp_path):

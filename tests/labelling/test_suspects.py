@@ -66,6 +66,9 @@ def test_bad_input_is_one_line(place, capsys):  # noqa: F811
     assert "--out out.txt: the name of a table must end in .csv" in refused(
         capsys, "suspects", "photos", *MODEL, "--out", "out.txt"
     )
+    assert "--out no/out.csv: there is no directory no" in refused(
+        capsys, "suspects", "photos", *MODEL, "--out", "no/out.csv"
+    )
     assert "has no test split: it has train" in refused(capsys, "suspects", "photos", *MODEL, "--split", "test")
     assert "--folds" in refused(capsys, "suspects", "photos", *MODEL, "--folds", "none")
     assert "folds must be >= 2" in refused(capsys, "suspects", "photos", *MODEL, "--folds", 1)

@@ -80,7 +80,7 @@ def test_bad_input_is_an_error(labels, probabilities, message):
 @pytest.mark.parametrize("seed", range(3))
 def test_joint_and_list_agree_with_cleanlab(seed):
     count = pytest.importorskip("cleanlab.count", reason="cleanlab is not installed: pip install cleanlab")
-    labels, probabilities, wrong = make_noisy(seed=seed)
+    labels, probabilities, _ = make_noisy(seed=seed)
     joint = estimate_joint(labels, probabilities)
     # Of several classes above their threshold, cleanlab takes the most probable of all classes, the paper of those.
     reached = probabilities >= joint.thresholds - 1e-6
@@ -94,6 +94,6 @@ def test_joint_and_list_agree_with_cleanlab(seed):
     )  # theirs is rounded
     from cleanlab.filter import find_label_issues
 
-    listed = find_label_issues(labels, probabilities, n_jobs=1)
+    listed = find_label_issues(labels, probabilities, filter_by="both", n_jobs=1)
     suspected = find_suspects(labels, probabilities, joint)
     assert (listed != suspected).mean() < 0.02  # cleanlab rounds counts by class, and keeps five labels of each

@@ -209,7 +209,14 @@ def check_table(out: Path, data: str) -> Path:
     if out.suffix.lower() != ".csv":
         raise ValueError(f"--out {out}: the name of a table must end in .csv")
     check_target(out, data)
+    check_folder(out)
     return out
+
+
+def check_folder(out: Path) -> None:
+    """Raise ValueError before any computation if the output has no folder to stand in."""
+    if not out.parent.is_dir():
+        raise ValueError(f"--out {out}: there is no directory {out.parent}")
 
 
 def run_suspects(options: argparse.Namespace) -> int:

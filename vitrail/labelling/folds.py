@@ -51,8 +51,8 @@ def assign_folds(labels: np.ndarray, folds: int, groups: np.ndarray | None = Non
 def choose_penalty(features: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> float:
     """Return the C of a linear classifier that is best on held-out images, chosen with at most `MAX_IMAGES_FOR_C` of them."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(labels))[:MAX_IMAGES_FOR_C])
-    if np.bincount(labels[chosen]).max() < 2:
-        return 1.0  # no class has an image to hold out
+    if (np.bincount(labels[chosen]) >= 2).sum() < 2:
+        return 1.0  # too few images to hold some out
     return fit_linear_probe(features[chosen], labels[chosen], features[chosen[:1]], classes, C_GRID, seed).c
 
 

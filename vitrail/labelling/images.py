@@ -96,8 +96,16 @@ def check_images(images: Images, source: str) -> None:
     """Raise ValueError unless these are files of images."""
     if images.media != "image":
         raise ValueError(f"{source} has {images.media}s: labelling is for images")
-    if len(images) and images.store.stamp(int(images.items[0])) is None:
+    if not has_files(images):
         raise ValueError(f"{source} has images inside other files: labelling needs a folder or a CSV of image files")
+
+
+def has_files(images: Images) -> bool:
+    """Return True if each image is a file, which may be missing."""
+    try:
+        return not len(images) or images.store.stamp(int(images.items[0])) is not None
+    except OSError:  # a missing file is reported when it is read
+        return True
 
 
 def load_unlabelled_images(

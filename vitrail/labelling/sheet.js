@@ -40,7 +40,7 @@ function count() {
   document.getElementById("decided").textContent = number;
   document.getElementById("progress").style.width = `${(100 * number) / Math.max(1, cards.length)}%`;
   document.getElementById("save").disabled = !number;
-  document.getElementById("status").textContent = unsaved ? `${number} decided, not saved` : "";
+  document.getElementById("status").textContent = unsaved ? "not saved yet" : "";
 }
 
 function show(which, focus) {

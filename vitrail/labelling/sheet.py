@@ -201,7 +201,8 @@ def render_progress_tile(count: int) -> Markup:
     """Return the tile that counts decisions."""
     value = h("p", h("span", "0", id="decided"), f" / {count:,}", class_="value")
     bar = h("span", h("span", class_="fill c3", id="progress", style="width: 0"), class_="bar")
-    return h("div", h("p", "decided", class_="what"), value, bar, class_="tile")
+    status = h("p", id="status", role="status", class_="under")
+    return h("div", h("p", "decided", class_="what"), value, bar, status, class_="tile")
 
 
 def render_toolbar(labelled: bool) -> Markup:
@@ -216,11 +217,8 @@ def render_toolbar(labelled: bool) -> Markup:
         h("span", h("kbd", letter), f" {text.lower()}") for letter, text in [*letters, ("U", "Undo"), ("← →", "Move")]
     ]
     save = h("button", "Save decisions", type="button", id="save", disabled=True)
-    status = h("span", id="status", role="status")
     inner = [h("div", buttons, class_="filters", role="group", aria_label="Shown images"), h("p", keys, class_="keys")]
-    return h(
-        "div", h("div", inner, status, save, class_="inside"), class_="toolbar", role="toolbar", aria_label="Decisions"
-    )
+    return h("div", h("div", inner, save, class_="inside"), class_="toolbar", role="toolbar", aria_label="Decisions")
 
 
 def render_card(number: int, card: SheetCard) -> Markup:

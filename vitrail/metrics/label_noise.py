@@ -66,19 +66,23 @@ def estimate_joint(labels: np.ndarray, probabilities: np.ndarray) -> ConfidentJo
 
 
 def find_suspects(labels: np.ndarray, probabilities: np.ndarray, joint: ConfidentJoint) -> np.ndarray:
-    """Return which labels are suspected, bool [n] (the paper's method "prune by noise rate").
+    """Return which labels are suspected, bool [n]: those that two rules of the paper agree on ("C + NR").
 
-    Of the images with given class i, the estimated number n·Q[i, j] of true class j is suspected: those with the largest
-    p[j] - p[i]. A label that is the most probable class is never suspected.
+    By noise rate: of the images with given class i, the estimated number n·Q[i, j] of true class j, with the largest p[j] - p[i].
+    By class: of the images with given class i, the estimated number of wrong labels, with the smallest p[i]. A label that is
+    the most probable class is never suspected.
     """
-    suspected = np.zeros(len(labels), dtype=bool)
+    by_rate, by_class = np.zeros(len(labels), dtype=bool), np.zeros(len(labels), dtype=bool)
     counts = np.rint(joint.joint * len(labels)).astype(np.int64)
-    for i, j in np.argwhere(counts > 0):
-        if i != j:
-            mine = np.flatnonzero(labels == i)
-            gaps = probabilities[mine, j] - probabilities[mine, i]
-            suspected[mine[np.argsort(-gaps, kind="stable")[: counts[i, j]]]] = True
-    return suspected & (probabilities.argmax(1) != labels)
+    np.fill_diagonal(counts, 0)
+    for i in np.flatnonzero(counts.any(1)):
+        mine = np.flatnonzero(labels == i)
+        own = probabilities[mine, i]
+        by_class[mine[np.argsort(own, kind="stable")[: counts[i].sum()]]] = True
+        for j in np.flatnonzero(counts[i]):
+            gaps = probabilities[mine, j] - own
+            by_rate[mine[np.argsort(-gaps, kind="stable")[: counts[i, j]]]] = True
+    return by_rate & by_class & (probabilities.argmax(1) != labels)
 
 
 def compute_margins(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from vitrail.labelling import FORMATS
 from vitrail.labelling.formats import csv_table, fiftyone, label_studio
 from vitrail.labelling.formats.coco import is_coco, read_coco_labels, write_coco_labels
 from vitrail.labelling.formats.table import LabelRow, LabelTable, build_table
+from vitrail.labelling.images import has_files
 
 __all__ = ["FORMATS", "LabelRow", "LabelTable", "build_table", "read_labels", "write_labels"]
 
@@ -77,7 +78,7 @@ def read_dataset_labels(source: str, label_from: str | None = None) -> LabelTabl
     for split, images in dataset.splits.items():
         if images.target_kind not in ("single", "multi"):
             raise ValueError(f"{source} has {images.target_kind}, not classes of images: they cannot be converted")
-        if len(images) and images.store.stamp(int(images.items[0])) is None:
+        if not has_files(images):
             raise ValueError(f"{source} has images inside other files: give a folder or a CSV of image files")
         for index in range(len(images)):
             target = images.targets[index]
