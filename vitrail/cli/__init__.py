@@ -39,6 +39,7 @@ COMMANDS = {
 EPILOG = """\
 examples:
   vitrail check photos                            find defects in a folder
+  vitrail label suspects photos                   find labels that are probably wrong
   vitrail train photos --init deit-tiny           fine-tune a public checkpoint; see `vitrail models`
   vitrail train fashion-mnist                     from scratch; see `vitrail recipes`
   vitrail describe B/16                           shapes and cost of ViT-B/16

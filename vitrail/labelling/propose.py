@@ -23,7 +23,7 @@ from vitrail.labelling.images import (
     open_features,
     require_classes,
 )
-from vitrail.metrics.precision_bound import LEVEL, ThresholdFit, count_needed, find_threshold
+from vitrail.metrics.precision_bound import ThresholdFit, count_needed, find_threshold
 from vitrail.utils.devices import pick_device
 from vitrail.utils.progress import ProgressCallback
 
@@ -227,5 +227,5 @@ def explain_refusal(fits: dict[str, ThresholdFit], target: float, split: str) ->
         shown = f"{fit.images:,} {what}" if fit.images else f"no {what}"
         reason = f"{shown} cannot prove {target:.1%} precision, at least {count_needed(target):,} are needed"
         return f"no threshold holds: {reason}: label more, or lower precision_target="
-    found = f"the {fit.count:,} most confident {what} have {fit.errors:,} errors, a bound of {fit.bound:.1%}"
-    return f"no threshold holds {target:.1%} precision ({LEVEL:.0%} bound): {found}: lower precision_target="
+    found = f"the {fit.count:,} most confident {what} have {fit.errors:,} errors (bound {fit.bound:.1%})"
+    return f"no threshold holds {target:.1%}: {found}: lower precision_target="
