@@ -204,7 +204,9 @@ def measure_next(train: Arrays, held: Arrays, classes: int, budget: int, seeds: 
             base = [count_labels(curve, target, classes, budget) for curve in curves["random"]]
             ratios = [n / m for n, m in zip(counts, base, strict=True) if n is not None and m is not None]
             reached = [n for n in counts if n is not None]
-            entry = {"labels": float(np.mean(reached)), "of_random": t_interval(ratios), "seeds": len(ratios)}
+            entry: dict[str, Any] = {"seeds": len(ratios)}
+            if len(ratios) == seeds:  # otherwise the seeds that fail would be left out of the mean
+                entry |= {"labels": float(np.mean(reached)), "of_random": t_interval(ratios)}
             needed[method][f"{target:.4f}"] = entry
     return {"budget": budget, "seeds": seeds, "c": c, "targets": targets, "needed": needed, "curves": curves}
 
@@ -246,7 +248,9 @@ def format_results(results: dict[str, Any]) -> list[str]:
         lines.append(f"{name}, {ROUNDS} rounds of {chosen['budget']}, {chosen['seeds']} seeds")
         for method, entry in chosen["needed"].items():
             for key, value in entry.items():
-                if key != "mean_accuracy_gain":
+                if key != "mean_accuracy_gain" and "labels" not in value:
+                    lines.append(f"  {method:20} accuracy {key}: reached by {value['seeds']} seeds only")
+                elif key != "mean_accuracy_gain":
                     mean, low, high = value["of_random"]
                     ratio = f"{mean:.2f} of random ({low:.2f} to {high:.2f})"
                     counts = f"{value['labels']:.0f} labels, {ratio}, {value['seeds']} seeds"
@@ -265,7 +269,7 @@ def main() -> None:
     parser.add_argument("--pets", default=SHARED / "data/pets", help="folder of the pets")
     model = SHARED / "weights/deit_tiny_patch16_224.safetensors"
     parser.add_argument("--model", default=model, help="checkpoint whose features are used")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of the flips [3]")
+    parser.add_argument("--seeds", type=int, default=10, help="seeds of the flips [10]")
     parser.add_argument("--next-seeds", type=int, default=8, help="seeds of the rounds of choosing [8]")
     parser.add_argument("--out", type=Path, help="JSON file for all numbers [none]")
     options = parser.parse_args()

@@ -12,6 +12,7 @@ GUIDES = {
     "convert": ("Bring your weights", "weights.md"),
     "describe": ("Bring your weights", "weights.md"),
     "embed": ("Predict many images", "predict.md"),
+    "label": ("Find, propose and correct labels", "labels.md"),
     "evaluate": ("Evaluate a model", "evaluate.md"),
     "export": ("Export to other runtimes", "export.md"),
     "inspect": ("Gallery of model inspections", "gallery.md"),
