@@ -73,6 +73,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours
 	$(BIN)/python benchmarks/short_finetune.py
 	$(BIN)/python benchmarks/zero_shot.py
 	$(BIN)/python benchmarks/one_encoder.py
+	$(BIN)/python benchmarks/label_errors.py
 	$(BIN)/python benchmarks/segmentation.py
 	$(BIN)/python benchmarks/segmentation.py --memory
 	$(BIN)/python benchmarks/segmentation.py --train

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.deploy.predict.predict import embed, predict
     from vitrail.evaluation.evaluate import evaluate
+    from vitrail.labelling.convert import convert_labels
+    from vitrail.labelling.decisions import apply_labels
+    from vitrail.labelling.next_images import choose_images_to_label
+    from vitrail.labelling.propose import propose_labels
+    from vitrail.labelling.suspects import find_label_errors
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
     from vitrail.models.shared_encoder import SharedEncoder
@@ -30,17 +35,22 @@ _MODULES = {
     "Preprocessing": "vitrail.data.preprocessing",
     "SharedEncoder": "vitrail.models.shared_encoder",
     "VitrailClassifier": "vitrail.training.estimator",
+    "apply_labels": "vitrail.labelling.decisions",
     "build": "vitrail.models.registry",
     "build_from": "vitrail.models.registry",
     "check": "vitrail.data.audit",
+    "choose_images_to_label": "vitrail.labelling.next_images",
     "configure": "vitrail.models.registry",
+    "convert_labels": "vitrail.labelling.convert",
     "embed": "vitrail.deploy.predict.predict",
     "evaluate": "vitrail.evaluation.evaluate",
+    "find_label_errors": "vitrail.labelling.suspects",
     "load": "vitrail.checkpoints.load",
     "load_shared": "vitrail.checkpoints.shared",
     "load_towers": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
     "pretrain": "vitrail.training.train",
+    "propose_labels": "vitrail.labelling.propose",
     "push": "vitrail.checkpoints.card",
     "resume": "vitrail.training.train",
     "save": "vitrail.checkpoints.load",
@@ -57,17 +67,22 @@ __all__ = [
     "SharedEncoder",
     "VitrailClassifier",
     "__version__",
+    "apply_labels",
     "build",
     "build_from",
     "check",
+    "choose_images_to_label",
     "configure",
+    "convert_labels",
     "embed",
     "evaluate",
+    "find_label_errors",
     "load",
     "load_shared",
     "load_towers",
     "predict",
     "pretrain",
+    "propose_labels",
     "push",
     "resume",
     "save",

@@ -133,6 +133,7 @@ def test_help_lists_the_names_of_every_slot():
 OTHER_MEANINGS = {
     *("out", "format", "resume", "force", "top", "recipe", "limit", "workers", "batch-size", "model"),
     *("quiet", "quarantine", "threads", "to", "minutes", "tolerance", "classes", "index", "text-tower"),
+    *("split", "init", "neighbours", "unlabelled", "method", "per-class", "root"),  # of `vitrail label`
 }
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "paper": "run a study of the ViT paper at your scale and compare the finding",
     "recipes": "list the training recipes and their expected results",
     "check": "find defects in a dataset before training",
+    "label": "find wrong labels, propose labels, choose images to label, apply decisions",
     "evaluate": "measure a model with confidence intervals, or probe its features",
     "predict": "write the predicted label of every image",
     "embed": "write the feature vector of every image",
@@ -43,6 +44,7 @@ COMMANDS = {
 EPILOG = """\
 examples:
   vitrail check photos                            find defects in a folder
+  vitrail label suspects photos                   find labels that are probably wrong
   vitrail train photos --init deit-tiny           fine-tune a public checkpoint; see `vitrail models`
   vitrail train fashion-mnist                     from scratch; see `vitrail recipes`
   vitrail describe B/16                           shapes and cost of ViT-B/16

@@ -25,6 +25,7 @@ EXTRAS = {
     "onnx": "vitrail export to ONNX, ONNX Runtime",
     "openvino": "vitrail export to OpenVINO, int8",
     "serve": "vitrail serve",
+    "umap": "vitrail embed --plot --projection umap",
     "faiss": "vitrail search over very many images",
     "tensorboard": "vitrail train --log tensorboard",
     "wandb": "vitrail train --log wandb",
