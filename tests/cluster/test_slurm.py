@@ -63,7 +63,8 @@ def hold(cluster: Cluster, tmp: Path, run: str, processes: int = 1) -> None:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended meanwhile
             words = path.read_bytes().split(b"\0")
-            if b"vitrail" in words and run.encode() in words and b"srun" not in words[0]:
+            here = os.readlink(path.with_name("cwd")) == str(tmp.resolve())  # not a run of the same name elsewhere
+            if here and b"vitrail" in words and run.encode() in words and b"srun" not in words[0]:
                 found.append(int(path.parent.name))
     assert len(found) == processes
     for process in found:
