@@ -8,7 +8,7 @@ CORE := $(VENV)/.core
 EXTRAS := dev,peers,site,hub,fast,datasets,parquet,remote,s3,video,audio,text,tensorboard,onnx,openvino,serve,faiss
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install hooks test test-fast check format bench docs site notebooks clean
+.PHONY: help demo install hooks test test-fast test-cluster check format bench docs site notebooks clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,10 +35,13 @@ test: $(STAMP) ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4
 
 # Tests that start processes, train, export or serve.
-WHOLE_RUNS := training deploy serve e2e hostile parity
+WHOLE_RUNS := training deploy serve e2e hostile parity cluster
 test-fast: $(STAMP) ## unit tests, for every commit
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 -m "not slow" \
 	  $(WHOLE_RUNS:%=--ignore tests/%) --ignore tests/test_packaging.py --ignore tests/test_examples.py
+
+test-cluster: $(STAMP) ## a SLURM of its own and hosts in network namespaces: as root, with slurm-wlm, munge and iproute2
+	VITRAIL_TEST_CLUSTER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/cluster -rA
 
 check: $(STAMP) ## format, lint, types, imports between floors, generated pages
 	$(BIN)/ruff format --check .

@@ -1,8 +1,8 @@
 """A real SLURM: jobs that are signalled, preempted and requeued end as if nothing had happened.
 
-    python -m pytest -q tests/cluster -rA
+    make test-cluster
 
-starts a cluster of two nodes on this host (`cluster.py`), and is skipped where SLURM is not installed.
+starts a cluster of two nodes on this host (`cluster.py`). Skipped where SLURM is not installed.
 """
 
 import json
