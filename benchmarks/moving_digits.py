@@ -2,6 +2,7 @@
 
     python benchmarks/moving_digits.py --epochs 4 --seeds 0 1 2
     python benchmarks/moving_digits.py --epochs 4 --seeds 1 --only ViT --runs DIR
+    python benchmarks/moving_digits.py --epochs 4 --seeds 0 1 2 --runs DIR --figure docs/moving-digits.svg
     python benchmarks/moving_digits.py --labels 10 --pretraining-epochs 100 --seeds 0 1 2 --runs DIR
 
 All are trained from scratch with the recipe `video` and its augmentation. `one frame` is the ViT with clips of one frame. For
@@ -32,11 +33,13 @@ from vitrail.inference import TorchRuntime, run_batches
 from vitrail.models.base import Model, ModelConfig
 from vitrail.models.flops import count
 from vitrail.models.mvit_config import configure_mvit
+from vitrail.reports.charts.canvas import Chart, Series
+from vitrail.reports.charts.figure import render_svg
 from vitrail.training.recipe import Data, Recipe, read_recipe
 from vitrail.training.recipes import build_recipe
 from vitrail.training.runs.prepare import prepare_data
 
-DATA = "moving-digits"
+DATA, CLASSES = "moving-digits", 8
 
 
 def read_base_recipe() -> Recipe:
@@ -74,6 +77,18 @@ def train(base: Recipe, model: ModelConfig, epochs: float, seed: int, run: Path)
     schedule = replace(base.schedule, warmup=max(1, round(steps / 10)))
     recipe = replace(base, model=model, preprocessing=pipeline, epochs=epochs, schedule=schedule, seed=seed)
     return vitrail.train(DATA, recipe=recipe, out=run)[1]
+
+
+def draw(rows: list[dict[str, Any]]) -> str:
+    """Return the mean accuracies over the seeds as bars, with the lowest and the highest, and a bar of chance."""
+    bars = {"ViT": ("ViT", "test"), "MViT": ("MViT", "test"), "ViT, frames shuffled": ("ViT", "shuffled")}
+    bars |= {"MViT, frames shuffled": ("MViT", "shuffled"), "ViT, one frame": ("one frame", "test")}
+    values = {label: [row[part] for row in rows if row["model"] == model] for label, (model, part) in bars.items()}
+    values = {label: found for label, found in values.items() if found} | {"chance": [1 / CLASSES]}
+    columns = (map(statistics.mean, values.values()), map(min, values.values()), map(max, values.values()))
+    mean, low, high = (tuple(column) for column in columns)
+    series = Series("test accuracy", tuple(values), mean, low, high)
+    return render_svg(Chart("Accuracy on moving-digits", "bars", (series,), "", "test videos", from_zero=True))
 
 
 def measure_shuffled(model: Model) -> float:
@@ -144,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=("ViT", "MViT", "one frame"), help="models to train [all]")
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs, to resume them [temporary]")
+    parser.add_argument("--figure", type=Path, help="chart of the accuracies, an SVG file")
     parser.add_argument("--labels", type=int, help="pretrain with VideoMAE, then train with so many labels per class")
     parser.add_argument("--pretraining-epochs", type=float, default=100.0, help="with --labels [100]")
     parser.add_argument(
@@ -171,6 +187,8 @@ def main() -> None:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
                 measure.save("moving_digits", rows)
+    if options.figure is not None:
+        options.figure.write_text(draw(rows))
     for name in models:
         for what in ("test", "shuffled"):
             values = [100 * row[what] for row in rows if row["model"] == name and what in row]
