@@ -112,6 +112,48 @@ def test_overlapping_intervals_are_mentioned(tmp_path):
     assert "The interval overlaps with that of raw pixels: the difference may be chance." in text
 
 
+VERDICT = {
+    "baselines": {
+        "knn_random": {"finding": "better", "difference": 0.1, "interval": [0.0675, 0.1325], "p_value": 0.001},
+        "knn_pixels": {"finding": "no clear difference", "difference": -0.004, "interval": [-0.029, 0.021]},
+    },
+    "suggestions": ["train longer (--epochs 50, now 12)"],
+}
+
+
+def test_verdict_stands_at_the_top_with_its_options_as_code(tmp_path):
+    made = made_pretraining(tmp_path / "run")
+    before = render_run_page(read_run(made))
+    assert 'class="notice verdict' not in before  # a run of an earlier version
+    changed(made, "summary.json", verdict=VERDICT)
+    html = render_run_page(read_run(made))
+    top = html.split('<section id="results"')[0]
+    assert "Features are better than those of the untrained network by 10.0 points (6.8–13.2)." in words(top)
+    assert "No clear difference from raw pixels: −0.4 points (−2.9 to 2.1)." in words(top)
+    assert "What to try: train longer (<code>--epochs 50</code>, now 12)." in top
+    assert "may be chance" not in html
+    assert "are paired" in html
+
+
+def test_advice_of_the_alarm_is_shown_once(tmp_path):
+    made = made_pretraining(tmp_path / "run", collapsed=True)
+    changed(made, "summary.json", verdict=VERDICT | {"suggestions": ["a cause: an advice"]})
+    html = render_run_page(read_run(made))
+    assert "Features are better" in html
+    assert "What to try" not in html
+
+
+@pytest.mark.parametrize(
+    "verdict", [{"baselines": {"knn_random": {"finding": "better"}}}, {"suggestions": [3]}, "better", {"reason": 1}]
+)
+def test_invalid_verdicts_are_named_and_left_out(tmp_path, verdict):
+    made = made_pretraining(tmp_path / "run")
+    changed(made, "summary.json", verdict=verdict)
+    run = read_run(made)
+    assert "verdict" in run.problems[0]
+    assert 'class="notice verdict' not in render_run_page(run)
+
+
 def test_collapse_is_shown_with_cause_and_advice(tmp_path):
     made = made_pretraining(tmp_path / "run", collapsed=True)
     run = read_run(made)
@@ -179,6 +221,7 @@ def test_options_in_advice_are_code():
 def test_text_of_a_run_is_escaped(tmp_path, hostile):
     made = made_pretraining(tmp_path / "run", collapsed=True)
     changed(made, "run.json", method=hostile, command=["vitrail", hostile])
+    changed(made, "summary.json", verdict={"reason": hostile, "suggestions": [hostile], "baselines": {}})
     changed(made, "summary.json", collapse={"cause": hostile, "advice": f"--lr {hostile}", "step": 600}, method=hostile)
     tags = parsed(render_run_page(read_run(made)))
     assert tags.seen.count("script") == 1

@@ -19,6 +19,7 @@ from vitrail.checkpoints.mae import read_mae
 from vitrail.cli import main
 from vitrail.metrics.collapse import BELOW_UNTRAINED, DIVERGENCE, NOT_FINITE, WORSE_THAN_UNTRAINED
 from vitrail.objectives.base import LossModule
+from vitrail.reports.verdict import format_verdict
 from vitrail.training.recipe import Data, Facts, with_settings
 from vitrail.training.recipes import build_recipe
 from vitrail.training.runs.pretraining import FeatureEvaluator
@@ -66,6 +67,10 @@ def test_finished_run_holds_everything(whole: Path) -> None:
     assert (about["task"], about["method"], found["method"]) == ("pretraining", method, method)
     assert {"loss", "spread", "rank", "knn", "knn_interval", "knn_pixels", "knn_random", "images"} <= set(found)
     assert found["steps"] == 8
+    for name, baseline in found["verdict"]["baselines"].items():
+        assert baseline["difference"] == pytest.approx(found["knn"] - found[name])
+        assert baseline["interval"][0] < baseline["difference"] < baseline["interval"][1]
+    assert sorted(found["verdict"]["baselines"]) == ["knn_pixels", "knn_random"]
     assert (whole / "pretraining.safetensors").is_file() == (method == "mae")
     pictures = sorted(path.name for path in (whole / "evaluation" / "reconstructions").glob("00-*.png"))
     assert pictures == ([] if method == "dino" else ["00-masked.png", "00-original.png", "00-reconstructed.png"])
@@ -76,6 +81,21 @@ def test_finished_run_holds_everything(whole: Path) -> None:
     # The file that was written, loaded as a stranger would load it. Of DINO its last LayerNorm standardises features, which
     # the validation does after it: that rounds otherwise, and a vote that is nearly even may change.
     assert judged[-1]["knn"] == pytest.approx(found["knn"], abs=2.5 / found["images"] if method == "dino" else 0)
+
+
+@pytest.mark.parametrize("whole", ["mae"], indirect=True)
+def test_finished_run_ends_with_a_verdict_that_its_report_has_too(tmp: Path, whole: Path) -> None:
+    """Eight steps on digits are never better than their pixels, of which k-NN has 97 %."""
+    resumed = trained(tmp, "--resume", whole.name, verb="pretrain")
+    features, advice = format_verdict(summary(whole))
+    assert "worse than raw pixels by " in features
+    assert "untrained network" in features
+    assert advice.startswith("What to try: train longer (--steps ")
+    assert "that is the recipe's length for this data" in advice
+    assert [line for line in resumed.stdout.splitlines() if line in (features, advice)] == [features, advice]
+    page = unescape((whole / "report.html").read_text())
+    assert features in page
+    assert "What to try: train longer (<code>--steps " in page
 
 
 def test_pretrained_model_can_be_fine_tuned(tmp: Path, whole: Path) -> None:
@@ -164,6 +184,8 @@ def test_flat_folder_without_labels(tmp: Path, photos: Path) -> None:
     assert [skipped["path"] for skipped in about["data"]["skipped"]] == ["photos/broken.png"]
     resumed = trained(tmp, "--resume", "flat", verb="pretrain")
     assert "finished already" in resumed.stderr
+    assert "Whether the features are better than untrained ones was not measured: " in resumed.stdout
+    assert "What to try: train longer (--steps " in resumed.stdout
 
 
 @pytest.mark.parametrize("collapse", ["stop", "warn"])

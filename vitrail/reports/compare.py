@@ -133,6 +133,7 @@ def summarise_pretraining_run(run: RunDirectory) -> dict[str, Any]:
         "interval": list(interval) if interval else None,
         "stopped": summary.get("stopped"),
         "collapse": run.collapse,
+        "verdict": summary.get("verdict"),
     }
 
 

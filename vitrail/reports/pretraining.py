@@ -14,6 +14,7 @@ from vitrail.reports.html import Markup, h, join_markup, render_table
 from vitrail.reports.predictions import embed_image
 from vitrail.reports.run import RunDirectory
 from vitrail.reports.summary import render_opening, render_tile, render_tiles, render_time_tile
+from vitrail.reports.verdict import format_verdict, read_differences
 from vitrail.utils import text
 
 KnnScores = dict[str, tuple[float, tuple[float, float] | None]]  # accuracy and interval by key of KNN_SOURCES
@@ -21,12 +22,12 @@ KnnScores = dict[str, tuple[float, tuple[float, float] | None]]  # accuracy and 
 MAX_RECONSTRUCTIONS = 12
 RECONSTRUCTION_PARTS = {"original": "image", "masked": "masked input", "reconstructed": "reconstruction"}
 KNN_SOURCES = {"knn": "these features", "knn_random": "the untrained model", "knn_pixels": "raw pixels"}
-OPTION_PATTERN = re.compile(r"--(?:set \S+=\S+|[a-z-]+ \S+)(?<![.,;:])")  # in an advice: --set objective.centre=0.9
+OPTION_PATTERN = re.compile(r"--(?:set \S+=\S+|[a-z-]+ \S+)(?<![.,;:)])")  # in an advice: --set objective.centre=0.9
 
 
 def render_pretraining_top(run: RunDirectory) -> list[Markup | None]:
-    """Return headline, description, collapse alarm and tiles."""
-    return [*render_opening(run), render_collapse_alarm(run), render_pretraining_tiles(run)]
+    """Return headline, description, collapse alarm, verdict and tiles."""
+    return [*render_opening(run), render_collapse_alarm(run), render_verdict(run), render_pretraining_tiles(run)]
 
 
 def build_pretraining_sections(run: RunDirectory) -> list[PageSection]:
@@ -81,7 +82,7 @@ def collect_knn_scores(summary: dict[str, Any]) -> KnnScores:
 def render_knn_table(run: RunDirectory) -> list[Markup | None]:
     """Return the k-NN accuracies as a table with bars, and a comparison in words."""
     summary = run.summary or {}
-    scores = collect_knn_scores(summary)
+    scores, differences = collect_knn_scores(summary), read_differences(summary)
     if "knn" not in scores:
         return []
     rows = []
@@ -97,11 +98,12 @@ def render_knn_table(run: RunDirectory) -> list[Markup | None]:
     method = (
         f"Each {run.media} gets the class that its nearest training {run.media}s vote for; nothing is trained for that."
     )
+    paired = " The intervals of differences, at the top, are paired: of the same samples." if differences else ""
     head = ["nearest neighbours of", "accuracy", f"95{text.NO_BREAK_SPACE}%"]
     return [
-        h("p", format_knn_verdict(scores)) if len(scores) > 1 else None,
+        h("p", format_knn_verdict(scores)) if len(scores) > 1 and not differences else None,
         render_table(head, rows, caption="k-NN accuracy", numeric_from=1, fit=True),
-        h("p", f"{method} Wilson’s 95 % intervals.{count}", class_="note"),
+        h("p", f"{method} Wilson’s 95 % intervals.{paired}{count}", class_="note"),
     ]
 
 
@@ -197,6 +199,17 @@ def render_collapse_alarm(run: RunDirectory) -> Markup | None:
         h("p", h("b", "What to change: "), render_advice(advice), ".") if advice else None,
     ]
     return h("div", parts, class_="notice alarm", role="alert")
+
+
+def render_verdict(run: RunDirectory) -> Markup | None:
+    """Return the verdict on the features, and what to try; None for runs of earlier versions."""
+    sentences = format_verdict(run.summary or {})
+    if not sentences:
+        return None
+    features, *rest = sentences
+    advice = rest if not run.collapse else []  # the alarm has it already
+    parts = [h("p", h("strong", features)), *(h("p", render_advice(sentence)) for sentence in advice)]
+    return h("div", parts, class_="notice verdict" if rest else "notice verdict better")
 
 
 def render_pretraining_tiles(run: RunDirectory) -> Markup | None:

@@ -118,6 +118,23 @@ class CollapseRecord(TypedDict, total=False):
     step: int
 
 
+class BaselineRecord(TypedDict, total=False):
+    """The comparison of features with a baseline in summary.json."""
+
+    finding: Required[str]
+    difference: Required[Finite]
+    interval: Required[tuple[float, float]]
+    p_value: Finite
+
+
+class VerdictRecord(TypedDict, total=False):
+    """The verdict of pretraining in summary.json."""
+
+    baselines: dict[str, BaselineRecord]
+    reason: str
+    suggestions: list[str]
+
+
 class SummaryRecord(TypedDict, total=False):
     """The values of summary.json that are used again."""
 
@@ -149,6 +166,7 @@ class SummaryRecord(TypedDict, total=False):
     knn_pixels: Number
     knn_random: Number
     collapse: CollapseRecord
+    verdict: VerdictRecord
     converged: bool
     recipe_steps: int
 

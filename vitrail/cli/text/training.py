@@ -108,7 +108,7 @@ def format_outcome(summary: dict[str, Any], directory: Path) -> str:
     duration = f"after {format_clock(summary['seconds'])} of training at {speed}"
     result = format_self_supervised(summary) if "method" in summary else format_supervised(summary)
     files = format_files(summary, directory)
-    return "\n".join([f"{result}, {duration}", *format_confidence(summary), *files])
+    return "\n".join([f"{result}, {duration}", *format_features(summary), *format_confidence(summary), *files])
 
 
 def format_rounds(summary: dict[str, Any]) -> str:
@@ -142,6 +142,13 @@ def format_confidence(summary: dict[str, Any]) -> list[str]:
     lines = [f"{direction[0].upper()}{direction[1:]} ({error})"] if direction else []
     lines += [f"Temperature {temperature}"] if temperature else []
     return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
+
+
+def format_features(summary: dict[str, Any]) -> list[str]:
+    """Return the verdict on the features of a self-supervised run; none for other runs."""
+    from vitrail.reports.verdict import format_verdict
+
+    return format_verdict(summary)
 
 
 def format_files(summary: dict[str, Any], directory: Path) -> list[str]:

@@ -14,14 +14,20 @@ from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
 from vitrail.data.rng import StepRandom
 from vitrail.metrics.collapse import Collapse, detect_collapse
+from vitrail.metrics.convergence import is_falling
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.knn import predict_knn
+from vitrail.metrics.paired import compare_correct
 from vitrail.metrics.signals import effective_rank, feature_spread
-from vitrail.models.base import Model
+from vitrail.metrics.verdict import RunFacts, describe_difference, suggest_changes
+from vitrail.models.base import Model, TokenConfig
+from vitrail.nn.embed import ConvStem, Patches
 from vitrail.objectives.base import LossModule
 from vitrail.reports.run import Number
 from vitrail.training.logging import finite_or_name, read_json_lines
-from vitrail.training.recipe import method_of
+from vitrail.training.recipe import Facts, Recipe, method_of
+from vitrail.training.recipes import build_recipe
+from vitrail.training.recipes.common import is_small
 from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel, build_model
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import predict_split
@@ -35,6 +41,7 @@ FEW_HELD_OUT = 50  # below this, rank and spread are unreliable
 N_RECONSTRUCTIONS = 8
 PIXEL_SIDE = 32  # longest side of raw pixels used as features
 REFERENCES, QUERIES, LOSS = "references", "queries", "loss"  # names of the loaders
+NO_LABELS = "that needs images with one label each. Measure it with vitrail evaluate MODEL LABELLED --probe knn"
 
 
 class Signals(TypedDict, total=False):
@@ -223,6 +230,7 @@ class FeatureEvaluator(Evaluator):
             summary |= self.evaluate_model(trained.load_written(best))
         else:
             setup.note("the weights are not finite: no model file is written")
+            summary["verdict"] = {"baselines": {}, "reason": "the weights are not finite"}
         summary |= trained.describe_progress(best)
         if not best and trainer.average is None:
             summary["weights"] = self.objective.keeps
@@ -231,6 +239,10 @@ class FeatureEvaluator(Evaluator):
                 summary["stopped"] = "collapse"
             fields = ("condition", "cause", "advice", "step")
             summary["collapse"] = {name: getattr(self.collapse, name) for name in fields}
+        findings = [baseline["finding"] for baseline in summary["verdict"]["baselines"].values()]
+        needs_advice = self.collapse is not None or set(findings) != {"better"}
+        advice = suggest_changes(findings, self.collect_facts(trainer)) if needs_advice else []
+        summary["verdict"]["suggestions"] = advice
         setup.write_summary({name: finite_or_name(value) for name, value in summary.items()})
         return summary
 
@@ -240,15 +252,39 @@ class FeatureEvaluator(Evaluator):
         summary: dict[str, Any] = {"images": len(features)}
         summary |= {"spread": feature_spread(features), "rank": effective_rank(features)}
         if correct is None:
-            return summary
+            return summary | {"verdict": {"baselines": {}, "reason": NO_LABELS}}
         summary["knn"] = float(correct.mean())
         summary["knn_interval"] = list(wilson_interval(int(correct.sum()), len(correct)))
         untrained = build_model(self.setup.recipe).eval().to(self.setup.team.device)
+        baselines: dict[str, Any] = {}
         for name, other in (("knn_pixels", flatten_pixels), ("knn_random", untrained)):
-            _, correct = self.measure_features(other)
-            assert correct is not None
-            summary[name] = float(correct.mean())
-        return summary
+            _, theirs = self.measure_features(other)
+            assert theirs is not None
+            summary[name] = float(theirs.mean())
+            baselines[name] = describe_difference(compare_correct(theirs, correct))
+        return summary | {"verdict": {"baselines": baselines}}
+
+    def collect_facts(self, trainer: Trainer) -> RunFacts:
+        """Return the facts that decide what to try next."""
+        recipe, prepared, progress = self.setup.recipe, self.setup.prepared, trainer.progress
+        log = read_json_lines(self.setup.directory / "metrics.jsonl") if self.setup.team.is_main else []
+        losses = [float(line["loss"]) for line in log if line.get("kind") == "train" and "loss" in line]
+        losses = self.setup.team.broadcast_object(losses)
+        measured = replace(prepared.measure_facts(), teacher=recipe.teacher)
+        return RunFacts(
+            str(method_of(recipe)),
+            len(prepared.train),
+            progress.step / trainer.loader.steps_per_epoch,
+            None if recipe.steps is None else progress.step,
+            find_recipe_epochs(recipe, measured),
+            is_falling(losses),
+            recipe.patience if trainer.stopped == "early" else None,
+            is_small(measured) and takes_stem(recipe),
+            recipe.init is not None,
+            recipe.optimizer.lr,
+            None if self.collapse is None else (self.collapse.cause, self.collapse.advice),
+            prepared.train.media,
+        )
 
     def write_reconstructions(self, loss_module: LossModule) -> None:
         """Write original, masked and reconstructed images, where the loss module reconstructs any."""
@@ -268,6 +304,28 @@ class FeatureEvaluator(Evaluator):
             for number, image in enumerate(getattr(result, kind).cpu()):
                 array = image.permute(1, 2, 0).squeeze(-1).numpy()
                 Image.fromarray(array).save(folder / f"{number:02d}-{kind}.png")
+
+
+def find_recipe_epochs(recipe: Recipe, measured: Facts) -> float | None:
+    """Return the epochs that the method's recipe has for this data, whatever the length of this run."""
+    try:
+        return build_recipe(str(method_of(recipe)), measured, recipe.data).epochs
+    except ValueError:  # it does not fit the data without the settings of this run
+        return None
+
+
+def takes_stem(recipe: Recipe) -> bool:
+    """Return whether the method could train this model, whose patches are plain, with a convolutional stem instead."""
+    model = recipe.model
+    if recipe.init is not None or not isinstance(model, TokenConfig) or not isinstance(model.embed, Patches):
+        return False
+    try:
+        stem = ConvStem(model.embed.patch)
+        stem.build(model.channels, model.size.width)
+        recipe.objective.check(replace(model, embed=stem), recipe.batch_size)
+    except ValueError:
+        return False
+    return True
 
 
 def thin_images(images: Images, most: int) -> Images:
