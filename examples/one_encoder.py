@@ -157,9 +157,7 @@ def train(
         optimizer.step()
         if (step + 1) % max(1, steps // 6) == 0:
             accuracy = retrieve(encoder, data["sounds"]["validation"], data["images"]["validation"])[1]
-            print(
-                f"step {step + 1:4d}  loss {loss.item():.3f}  validation: right digit first {accuracy:.3f}", flush=True
-            )
+            print(f"step {step + 1:4d}  loss {loss.item():.3f}  validation top-1 accuracy {accuracy:.3f}", flush=True)
 
 
 def build_encoder() -> vitrail.SharedEncoder:
@@ -196,7 +194,7 @@ def main() -> None:
     train(encoder, data, args.steps, args.batch, rows=6 if args.recordings else 0)
 
     ranked, accuracy = retrieve(encoder, data["sounds"]["test"], data["images"]["test"])
-    print(f"test: right digit first {accuracy:.3f} of {len(ranked)} sounds, among {ranked.shape[1]} images")
+    print(f"test top-1 accuracy {accuracy:.3f}: {len(ranked)} sounds, {ranked.shape[1]} images")
     query = int((data["sounds"]["test"][1] == args.say).nonzero()[0])
     found = data["images"]["test"][1][ranked[query, :10]].tolist()
     print(f"a sound of {args.say} finds images of {' '.join(map(str, found))}")
