@@ -1,12 +1,12 @@
-"""Train one encoder on handwritten and spoken digits, then say a digit and get images of it.
+"""Train one encoder on handwritten and spoken digits, then find images of a digit by a recording of it.
 
     python examples/one_encoder.py
     python examples/one_encoder.py --recordings ../recordings --steps 400 --batch 64 --out digits.safetensors
 
 The same layers read patches of images and patches of spectrograms; an image and a sound of the same digit are pulled together,
 others apart. The images are the handwritten digits that come with the package. The sounds are recordings named
-DIGIT_SPEAKER_NUMBER.wav, such as those of the Free Spoken Digit Dataset (search for it by this name); numbers 0 to 4 are for
-the test, 5 to 9 for validation. Without `--recordings`, the sounds are the tones of a telephone's keys, made here with noise.
+DIGIT_SPEAKER_NUMBER.wav, such as those of https://github.com/Jakobovski/free-spoken-digit-dataset; numbers 0 to 4 are for the
+test, 5 to 9 for validation. Without `--recordings`, the sounds are the tones of a telephone's keys, made here with noise.
 
 Expect that the image nearest to a test tone shows its digit for more than 80 % of them after ten seconds on one core, and one
 file from which `vitrail.load(file, take="images")` reads the model of images.
