@@ -3,7 +3,7 @@
     python benchmarks/embedding_map.py [--points 50000] [--neighbours 0] [--out map.html]
 
 Vectors of 192 values in 1,000 classes and images of 96 pixels are generated. A frame is `drawMap`, all that the page computes for
-one step of a zoom or pan: `drawn` by the clock, `cpu` in processor time. `shown` is the time between two frames on the screen.
+one step of a zoom or pan: `drawn` is elapsed time, `cpu` processor time. `shown` is the time between two frames on the screen.
 """
 
 import argparse

@@ -5,8 +5,8 @@
 
 The models, the data and the training are those of `examples/one_encoder.py`. Recordings are 1,200 of the Free Spoken Digit
 Dataset, of six speakers: numbers 0 to 4 are the test, 5 to 9 the validation. Settings were chosen on the validation parts. Each
-test recording is compared with all test images; it counts as right if the nearest image shows its digit. Intervals are Wilson's
-over the recordings, whose speakers are those of the training recordings.
+test recording is compared with all test images; top-1 accuracy counts those whose nearest image shows their digit. Intervals
+are Wilson's over the recordings, whose speakers are those of the training recordings.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--figure", type=Path, help="picture of queries and what they find")
+    parser.add_argument("--figure", type=Path, help="figure of queries and the images nearest to them")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for seed in options.seeds:
@@ -118,7 +118,7 @@ def main() -> None:
             interval = wilson_interval(accuracy * len(ranked), len(ranked))
             row = {"seed": seed, "encoder": kind, "parameters": parameters, "steps": options.steps, "seconds": seconds}
             rows.append(
-                row | {"sounds": len(ranked), "images": ranked.shape[1], "right": accuracy, "interval": interval}
+                row | {"sounds": len(ranked), "images": ranked.shape[1], "top1": accuracy, "interval": interval}
             )
             low, high = interval
             result = f"{100 * accuracy:.1f} % ({100 * low:.1f}–{100 * high:.1f}) of {len(ranked)} recordings"

@@ -1,12 +1,12 @@
-"""Train one encoder on handwritten and spoken digits, then say a digit and get images of it.
+"""Train one encoder on handwritten and spoken digits, then find images of a digit by a recording of it.
 
     python examples/one_encoder.py
     python examples/one_encoder.py --recordings ../recordings --steps 400 --batch 64 --out digits.safetensors
 
 The same layers read patches of images and patches of spectrograms; an image and a sound of the same digit are pulled together,
 others apart. The images are the handwritten digits that come with the package. The sounds are recordings named
-DIGIT_SPEAKER_NUMBER.wav, such as those of the Free Spoken Digit Dataset (search for it by this name); numbers 0 to 4 are for
-the test, 5 to 9 for validation. Without `--recordings`, the sounds are the tones of a telephone's keys, made here with noise.
+DIGIT_SPEAKER_NUMBER.wav, such as those of https://github.com/Jakobovski/free-spoken-digit-dataset; numbers 0 to 4 are for the
+test, 5 to 9 for validation. Without `--recordings`, the sounds are the tones of a telephone's keys, made here with noise.
 
 Expect that the image nearest to a test tone shows its digit for more than 80 % of them after ten seconds on one core, and one
 file from which `vitrail.load(file, take="images")` reads the model of images.
@@ -157,9 +157,7 @@ def train(
         optimizer.step()
         if (step + 1) % max(1, steps // 6) == 0:
             accuracy = retrieve(encoder, data["sounds"]["validation"], data["images"]["validation"])[1]
-            print(
-                f"step {step + 1:4d}  loss {loss.item():.3f}  validation: right digit first {accuracy:.3f}", flush=True
-            )
+            print(f"step {step + 1:4d}  loss {loss.item():.3f}  validation top-1 accuracy {accuracy:.3f}", flush=True)
 
 
 def build_encoder() -> vitrail.SharedEncoder:
@@ -196,7 +194,7 @@ def main() -> None:
     train(encoder, data, args.steps, args.batch, rows=6 if args.recordings else 0)
 
     ranked, accuracy = retrieve(encoder, data["sounds"]["test"], data["images"]["test"])
-    print(f"test: right digit first {accuracy:.3f} of {len(ranked)} sounds, among {ranked.shape[1]} images")
+    print(f"test top-1 accuracy {accuracy:.3f}: {len(ranked)} sounds, {ranked.shape[1]} images")
     query = int((data["sounds"]["test"][1] == args.say).nonzero()[0])
     found = data["images"]["test"][1][ranked[query, :10]].tolist()
     print(f"a sound of {args.say} finds images of {' '.join(map(str, found))}")

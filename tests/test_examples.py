@@ -205,7 +205,7 @@ def test_a_dataset_of_ones_own_is_trained_on_and_predicted(tmp_path: Path):
 
 def test_one_encoder_is_trained_on_images_and_tones_and_saved(tmp_path: Path):
     printed = run_example("one_encoder.py", "--steps", "4", "--batch", "16", "--out", tmp_path / "digits.safetensors")
-    assert 0 <= find_number(r"right digit first (\S+) of 200 sounds", printed) <= 1
+    assert 0 <= find_number(r"test top-1 accuracy (\S+): 200 sounds", printed) <= 1
     assert find_number(r"largest difference of features (\S+)", printed) == 0
     shared = vitrail.load_shared(tmp_path / "digits.safetensors")
     assert shared["images"].blocks is shared["sounds"].blocks

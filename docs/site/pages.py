@@ -13,7 +13,7 @@ GUIDES = {
     "describe": ("Bring your weights", "weights.md"),
     "doctor": ("When something does not work", "doctor.md"),
     "embed": ("Predict many images", "predict.md"),
-    "join": ("From a laptop to 64 GPUs", "many-hosts.md"),
+    "join": ("Train and predict on many hosts", "many-hosts.md"),
     "label": ("Find, propose and correct labels", "labels.md"),
     "evaluate": ("Evaluate a model", "evaluate.md"),
     "export": ("Export to other runtimes", "export.md"),

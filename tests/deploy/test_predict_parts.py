@@ -89,7 +89,7 @@ def test_killed_part_resumes_and_the_last_joins_in_a_shared_directory(
         with pytest.raises(Killed):
             command(place, out, "--part", "2/2")
     assert command(place, out, "--part", "1/2") == 0
-    assert "a.csv.part-1-of-2 is complete: the last process that sees all parts joins them" in capsys.readouterr().out
+    assert "a.csv.part-1-of-2 is complete; the last part joins all, or use: vitrail join" in capsys.readouterr().out
     assert vitrail("join", out) == 2
     error = capsys.readouterr().err
     assert "a.csv.part-2-of-2 is not complete, it has 2 rows: continue it with --part 2/2 --resume" in error

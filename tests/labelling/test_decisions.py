@@ -143,7 +143,7 @@ def test_proposals_hold_the_target_and_are_added_as_training_images(place, capsy
 def test_proposals_are_refused_where_no_threshold_holds(place, capsys):  # noqa: F811
     given = ("propose", "photos", "--unlabelled", "more")
     message = refused(capsys, *given, "--init", "model.safetensors")
-    assert "validation images cannot prove 98.0% precision, at least 149 are needed" in message
+    assert "validation images cannot prove a precision of 98 %, at least 149 are needed" in message
     assert "lower --precision-target" in message
     assert not Path("proposals.csv").exists()
     # A classifier with random weights predicts nearly one class: its precision is low.

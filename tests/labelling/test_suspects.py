@@ -51,7 +51,7 @@ def test_unreadable_images_are_named_and_classes_of_one_image_are_not_judged(pla
     code, _, error = label(capsys, "suspects", "photos", *MODEL)
     assert code == 0
     assert "left out: photos/red/broken.png" in error
-    assert "note: 1 labels are not judged" in error
+    assert "note: 1 labels are not checked" in error
     assert "photos/single" not in Path("suspects.csv").read_text()
 
 

@@ -28,7 +28,7 @@ Tick = tuple[float, str]  # its place as a fraction of the side, from the left o
 
 @dataclass(frozen=True)
 class SoundAxes:
-    """Where frequencies and times lie in a drawn spectrogram; `top` and `left` are those of the whole input, in its pixels."""
+    """The axes of a drawn spectrogram; `top` and `left` are those of the whole input, in its pixels."""
 
     features: LogMel
     start: int  # first frame of the sound that the model takes; < 0 where it is padded before

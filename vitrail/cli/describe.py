@@ -89,7 +89,7 @@ def add_arguments(parser: CommandParser) -> None:
     training.add_option("--no-ema", "no EMA of the weights")
     training.add_option("--tflops X", "published peak of a GPU in this precision, TFLOP/s [no times]", float)
     training.add_option("--utilisation X", "assumed share of the peak [0.4]", float)
-    training.add_option("--network GBS", "what a host sends to others, GB/s [no network times]", float)
+    training.add_option("--network GBS", "bandwidth of a host to others, GB/s [no network times]", float)
     training.add_option("--images N", "images of an epoch [no hours]", int)
     training.add_option("--epochs N", "epochs of training [1]", float)
     resnet = parser.add_group("slots of a ResNet")

@@ -3,8 +3,8 @@
 The self-test takes about a minute: it trains a tiny model on the digits, kills and resumes the run and compares the weights bit
 for bit, trains with two processes, and measures loading, matrix products, ViT-S/16 and the bandwidth between processes. Each
 step has a time limit, a step that fails does not stop the others, and Ctrl-C prints what is known. Under torchrun or srun the
-bandwidth is that between their processes. With --quick it is left out, and nothing has to work: a PyTorch that does not
-import is reported.
+bandwidth is that between their processes. With --quick the self-test is left out. A PyTorch that does not import is a
+problem in the list, not an error of the command.
 
 Nothing private is printed: home directory and user name are ~, the host name, tokens and proxies are left out. So
 `vitrail doctor --json` can be attached to a bug report. The exit code is 0 if all is well, 1 after an error or a failed test.

@@ -2,7 +2,7 @@
 
 DATA is a folder or a CSV of images with one class each. Nothing is ever changed in it: every command writes a new file.
 
-`vitrail label suspects DATA` lists labels that are probably wrong. A linear classifier of frozen features judges the images of
+`vitrail label suspects DATA` lists labels that are probably wrong. A linear classifier of frozen features predicts the images of
 each fold that it was not fitted to, and the nearest images vote; both are shown and combined into one ranking. The estimated
 noise is that of confident learning (Northcutt et al. 2021). It writes a table and a contact sheet, a page on which you accept,
 correct or dismiss each suspect with the mouse or the keyboard and save your decisions.

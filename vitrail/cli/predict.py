@@ -275,6 +275,6 @@ def format_summary(options: argparse.Namespace, summary: "Summary") -> list[str]
         f"{process}{format_image_count(count, summary.media)}{resumed} in {summary.seconds:,.1f} s{speed}; {compute}"
     )
     if options.out != "-":
-        where = f"{summary.part} is complete: the last process that sees all parts joins them; so does vitrail join"
+        where = f"{summary.part} is complete; the last part joins all, or use: vitrail join"
         lines.append(options.out if summary.whole else f"{where} {shlex.quote(options.out)}")
     return lines

@@ -1,4 +1,4 @@
-"""Batch scripts of `--slurm`: the job that was asked for, its script, and its submission. No command of its own."""
+"""Batch scripts of `--slurm`: settings, script and submission. No command of its own."""
 
 import argparse
 import os
@@ -57,7 +57,7 @@ UNIT_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 @dataclass(frozen=True)
 class Job:
-    """What `--slurm` asks of the cluster."""
+    """The settings of `--slurm`."""
 
     nodes: int = 1
     gpus: str | None = None  # per node, perhaps with a type before the number
@@ -287,7 +287,7 @@ def remove_options(arguments: Sequence[str]) -> list[str]:
 
 
 def submit(command: Sequence[str]) -> str:
-    """Submit a script with sbatch; return the number of the job."""
+    """Submit a script with sbatch; return the job ID."""
     done = subprocess.run([command[0], "--parsable", *command[1:]], capture_output=True, text=True)
     if done.returncode:
         lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.strip().splitlines()]

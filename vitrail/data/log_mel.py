@@ -21,7 +21,7 @@ MAX_RATE, MAX_BINS, MAX_WINDOW = 384_000, 1024, 65_536
 
 @dataclass(frozen=True)
 class LogMel:
-    """How a waveform becomes a log-mel spectrogram.
+    """The settings of log-mel spectrograms of waveforms.
 
     A frame has `frame_length` samples, at `sample_rate`, and begins `frame_shift` samples after the one before; samples that
     do not fill a frame are left out. A frame loses its mean, is pre-emphasised, weighted with a Hann window and padded to the

@@ -21,7 +21,7 @@ from vitrail.doctor.probe import first_line
 
 @dataclass(frozen=True)
 class Context:
-    """What a step is given."""
+    """The arguments of a step."""
 
     folder: Path  # for its files; all steps of a self-test share it
     device: str

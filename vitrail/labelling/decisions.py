@@ -26,7 +26,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of the label of one image."""
+    """The decision about the label of one image."""
 
     where: str  # file and line, for messages
     path: str  # absolute

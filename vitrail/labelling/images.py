@@ -29,7 +29,7 @@ from vitrail.utils.progress import ProgressCallback
 
 @dataclass(frozen=True)
 class Compute:
-    """How features are computed: device, processes that decode, cache, and how the checkpoint is read."""
+    """Options of computing features: device, processes that decode, cache, and how the checkpoint is read."""
 
     device: str = "auto"
     workers: int | None = None

@@ -26,6 +26,7 @@ from vitrail.labelling.images import (
 from vitrail.metrics.precision_bound import ThresholdFit, count_needed, find_threshold
 from vitrail.utils.devices import pick_device
 from vitrail.utils.progress import ProgressCallback
+from vitrail.utils.text import format_percent
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def explain_refusal(fits: dict[str, ThresholdFit], target: float, split: str) ->
     what = f"{split} images" + (f" predicted {name!r}" if name else "")
     if fit.images < fit.needed:
         shown = f"{fit.images:,} {what}" if fit.images else f"no {what}"
-        reason = f"{shown} cannot prove {target:.1%} precision, at least {count_needed(target):,} are needed"
+        reason = f"{shown} cannot prove a precision of {100 * target:g} %, at least {count_needed(target):,} are needed"
         return f"no threshold holds: {reason}: label more, or lower precision_target="
-    found = f"the {fit.count:,} most confident {what} have {fit.errors:,} errors (bound {fit.bound:.1%})"
-    return f"no threshold holds {target:.1%}: {found}: lower precision_target="
+    found = f"{fit.errors:,} errors in the top {fit.count:,} {what} (bound {format_percent(fit.bound)})"
+    return f"no threshold holds {100 * target:g} %: {found}: lower precision_target="

@@ -1,4 +1,4 @@
-"""Which images to label next: uncertain ones (margin, entropy), different ones (k-center, k-means++), or both.
+"""Selection of images to label next: uncertain ones (margin, entropy), different ones (k-center, k-means++), or both.
 
 n labelled images, m unlabelled ones, D features, K classes.
 

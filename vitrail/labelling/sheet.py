@@ -91,7 +91,8 @@ def build_suspect_sheet(errors: LabelErrors, name: str, limit: int = MAX_CARDS) 
         ),
         file=name,
         notes=(
-            "Suspicion is the mean of 1 - self-confidence and (1 - margin) / 2, from the mean of classifier and neighbours. "
+            "Suspicion, score in the table, is the mean of 1 - self-confidence and (1 - margin) / 2, from the mean of "
+            "classifier and neighbours. "
             "Classifier and neighbours are the probability and the share of votes of the given label.",
             *cut,
         ),

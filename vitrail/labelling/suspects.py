@@ -30,7 +30,7 @@ from vitrail.utils.progress import ProgressCallback
 
 @dataclass(frozen=True)
 class LabelScores:
-    """What classifiers and neighbours say of each label. All arrays are [n], probabilities [n, K]."""
+    """Scores of each label by classifiers and neighbours. All arrays are [n], probabilities [n, K]."""
 
     labels: np.ndarray
     classifier: np.ndarray  # probabilities of a linear classifier of the other folds
@@ -162,7 +162,7 @@ def find_label_errors(
     judged = find_judged(labelled.images.targets[indices], groups[indices])
     notes = [*read.notes, *note_own_data(opened, labelled)]
     if left := int((~judged).sum()):
-        notes.append(f"{left:,} labels are not judged: their class has no other image, or only near-duplicates")
+        notes.append(f"{left:,} labels are not checked: their class has no other image, or only near-duplicates")
     indices, features = indices[judged], read.values[judged]
     if len(np.unique(labelled.images.targets[indices])) < 2:
         raise ValueError(f"{labelled.dataset.source} has fewer than 2 classes of 2 images or more: add images")

@@ -1,4 +1,4 @@
-"""Heartbeats of processes: one that is not heard of ends the others, so that their launcher can start them again.
+"""Heartbeats of processes: if that of one stops, the others end, so that their launcher can start them again.
 
 A host that loses power or its network closes no connection: a collective would wait for it until its timeout, which has to be
 hours, because the others wait while the main process audits a large dataset. So every process counts in a key of the store
@@ -95,10 +95,12 @@ class Heartbeat:
             if self.lost:
                 if self.rank == 0:
                     self.left.wait(2 * self.seconds / BEATS)  # the others read the verdict
-                self.end(f"{describe_lost(self.lost)} not heard of for {self.seconds:g} s")
+                self.end(f"no heartbeat for {self.seconds:g} s from {describe_lost(self.lost)}")
                 return
-            if silent > self.seconds + 2 * self.seconds / BEATS:  # the main process has told what it knows before that
-                self.end(f"the other processes cannot be reached for {silent:.0f} s{self.problem}")
+            if (
+                silent > self.seconds + 2 * self.seconds / BEATS
+            ):  # the main process has published its verdict before that
+                self.end(f"no connection for {silent:.0f} s to the other processes{self.problem}")
                 return
 
 
@@ -112,9 +114,8 @@ def connect_again(store: Store, seconds: float) -> Store:
 
 
 def describe_lost(lost: Sequence[str]) -> str:
-    """Return the lost processes as the subject of a sentence."""
-    named = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
-    return f"{named} {'was' if len(lost) == 1 else 'were'}"
+    """Return the names of the lost processes, at most four."""
+    return ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
 
 
 def end_process(reason: str) -> None:

@@ -35,9 +35,7 @@ class HTTPTransport:
         run_sync(self.files.loop, self._receive, url, version, start, stop, sink)
 
     def list_files(self, pattern: str) -> list[str]:
-        raise RemoteError(
-            f"{plain_name(pattern)}: HTTP servers list no files: use braces, train-{{000..015}}.tar, or a text file of addresses"
-        )
+        raise RemoteError(f"{plain_name(pattern)}: HTTP cannot list files: use {{000..015}} or a list of addresses")
 
     async def _read_version(self, url: str) -> Version:
         async with _Response(self.files, url, "bytes=0-0") as response:

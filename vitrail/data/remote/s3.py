@@ -16,7 +16,7 @@ from vitrail.data.remote.transport import CHANGED, AccessError, Interrupted, Sin
 from vitrail.data.remote.urls import RemoteError
 
 CHUNK_BYTES = 2**18
-NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or FSSPEC_S3_ANON=true"
+NO_CREDENTIALS = "no credentials: set AWS_PROFILE or AWS_ACCESS_KEY_ID …, or FSSPEC_S3_ANON=true"
 
 
 class S3Transport:

@@ -35,7 +35,7 @@ class AccessError(RemoteError):
 
 @dataclass(frozen=True)
 class Version:
-    """What a server says of a file: its size, what identifies its content, and whether parts can be requested."""
+    """The facts that a server states of a file: its size, what identifies its content, and whether parts can be requested."""
 
     size: int
     etag: str = ""

@@ -189,12 +189,12 @@ function showPoint(i) {
   list.replaceChildren();
   let k = 0;
   for (const j of neighboursOf(i)) {
-    const picture = make("canvas");
-    paintThumbnail(picture, j, 56);
+    const thumbnail = make("canvas");
+    paintThumbnail(thumbnail, j, 56);
     const cosine = nearCosines[meta.neighbours * i + k++].toFixed(3);
     const value = state.column?.labels ? formatValue(state.column, j) : "";
     const text = make("span", {}, make("bdi", { textContent: fileOf(j) }), make("small", { textContent: value ? `${cosine} · ${value}` : cosine }));
-    const button = make("button", { type: "button", title: pathOf(j) }, picture, text);
+    const button = make("button", { type: "button", title: pathOf(j) }, thumbnail, text);
     button.addEventListener("click", () => showPoint(j));
     list.append(make("li", {}, button));
   }

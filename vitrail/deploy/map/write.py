@@ -25,7 +25,7 @@ QUERIES = 256  # points whose neighbours are searched at once
 
 @dataclass(frozen=True)
 class MapOptions:
-    """How a map is drawn."""
+    """Options of a map."""
 
     projection: str = "pca"
     seed: int = 0
@@ -42,7 +42,7 @@ class MapOptions:
 
 @dataclass(frozen=True)
 class MapSummary:
-    """What was written."""
+    """The result of writing a map, for messages and JSON."""
 
     path: Path
     points: int
