@@ -223,6 +223,11 @@ def test_large_members_are_skipped(server):
     assert server.sent < path.stat().st_size / 8
 
 
+def test_a_wrong_port_is_named():
+    with pytest.raises(RemoteError, match=r"^http://127\.0\.0\.1:99999/a\.tar is not a valid address$"):
+        load_dataset("http://127.0.0.1:99999/a.tar")
+
+
 def test_damaged_shards_are_named(server):
     whole = written(server.root) / "train-000000.tar"
     whole.write_bytes(whole.read_bytes()[:3000])

@@ -141,5 +141,7 @@ def test_parts_are_given_as_a_number_of_a_count() -> None:
     for part in ("0/8", "9/8", "3", "a/b", "1/0"):
         with pytest.raises(ValueError, match="must be K/N with 1 <= K <= N, such as 3/8"):
             process_share({}, part)
+    with pytest.raises(ValueError, match="--part 1/100000000 has more than 100,000 parts: use fewer"):
+        process_share({}, "1/100000000")
     with pytest.raises(ValueError, match="--part 1/2 divides the images, and so does torchrun"):
         process_share({"RANK": "0", "WORLD_SIZE": "2"}, "1/2")

@@ -11,6 +11,7 @@ from tests.labelling.made import COLOURS, label, place, refused, result, save_im
 from vitrail.data.sources import load_dataset
 from vitrail.labelling.propose import explain_refusal, fit_thresholds
 from vitrail.labelling.selection import METHODS, choose_images
+from vitrail.labelling.tables import NEXT_COLUMNS
 
 MODEL = ("--model", "model.safetensors")
 
@@ -99,6 +100,8 @@ def test_bad_decisions_are_one_line(place, capsys):  # noqa: F811
     assert "the decision correct needs a label" in apply(HEADER, "photos/blue/9.png,blue,red,correct,")
     assert "line 3: contradicts" in apply("path,label", "photos/blue/9.png,red", "photos/blue/9.png,green")
     assert "line 2: no path" in apply("path,label", ",red")
+    sure = apply("path,label,confidence", "photos/blue/9.png,red,sure")
+    assert "bad.csv, line 2: the confidence must be a number from 0 to 1, got 'sure'" in sure
     assert "2 cells, the header has 5" in apply(HEADER, "photos/blue/9.png,blue")
     assert "has no decisions" in apply(HEADER)
     assert "none of the 1 images" in apply("path,label", "gone.png,red")
@@ -107,6 +110,8 @@ def test_bad_decisions_are_one_line(place, capsys):  # noqa: F811
     )
     decisions = write("good.csv", "path,label", "photos/blue/9.png,red")
     assert "is an input" in refused(capsys, "apply", "photos", decisions, "--out", decisions)
+    message = refused(capsys, "apply", "photos", decisions, "--out", "new.xyz")  # which train would not read
+    assert "new.xyz: the name of a table must end in .csv; for other files give --format" in message
     assert not Path("new.csv").exists()
 
 
@@ -120,6 +125,26 @@ def test_a_class_that_loses_all_images_is_noted(place, capsys):  # noqa: F811
     rows = [f"photos/blue/{number}.png,red" for number in range(10)]
     decisions = write("decisions.csv", "path,label", *rows)
     assert result(capsys, "apply", "photos", decisions, "--out", "new.csv")["notes"] == ["no image is left of blue"]
+
+
+def test_tables_that_a_person_wrote_are_not_replaced(place, capsys):  # noqa: F811
+    ours = write("ours.csv", "path,label", "photos/blue/0.png,blue")
+    marked = write(
+        "suspects.csv", "rank,path,given_label,suggested_label,decision", "1,photos/blue/9.png,blue,red,accept"
+    )
+    typed = write("next.csv", ",".join(NEXT_COLUMNS), "1,more/red-0.png,red,green,blue,0.5,0.1,1,1")
+    more = ("--unlabelled", "more", *MODEL)
+    for part, out, message in (
+        (("suspects", "photos", *MODEL), ours, "--out ours.csv exists and is another table: give another name"),
+        (("suspects", "photos", *MODEL), marked, "--out suspects.csv exists and is another table"),
+        (("propose", "photos", *more), ours, "--out ours.csv exists and is another table"),
+        (("next", "photos", *more), typed, "--out next.csv has labels that you typed, 1: give another name"),
+    ):
+        before = Path(out).read_bytes()
+        assert message in refused(capsys, *part, "--out", out)
+        assert Path(out).read_bytes() == before
+    write("next.csv", ",".join(NEXT_COLUMNS), "1,more/red-0.png,,green,blue,0.5,0.1,1,1")
+    assert label(capsys, "next", "photos", *more, "--budget", 1)[0] == 0  # nothing typed: written anew
 
 
 # --- proposals ---

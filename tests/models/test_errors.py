@@ -100,3 +100,9 @@ def test_invalid_slot_is_refused_on_construction():
 def test_a_conv_pool_needs_a_convolution_per_resolution():
     with pytest.raises(ValueError, match="at least 1 convolution per resolution, got 0"):
         ConvPool(16, convs=0)
+
+
+def test_a_configuration_in_place_of_a_name_is_explained():
+    config = vitrail.configure(patch=4, width=4, depth=1, heads=2)
+    with pytest.raises(TypeError, match=r"must be a string like 'B/16', got ViTConfig: see build_from\(config\)"):
+        vitrail.build(config)  # pyright: ignore[reportArgumentType]

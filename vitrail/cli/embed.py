@@ -131,6 +131,8 @@ def check_map_options(options: argparse.Namespace) -> None:
     for name in ("thumbnails", "nearest", "seed"):
         check_at_least(0, getattr(options, name), f"--{name}")
     for table in options.table or ():
+        if Path(table).is_dir():
+            raise IsADirectoryError(f"--table {table} is a directory: give a CSV")
         if not Path(table).is_file():
             raise FileNotFoundError(f"--table {table}: no such file")
     if options.projection == "umap":

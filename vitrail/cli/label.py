@@ -26,7 +26,7 @@ examples:
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,14 +202,16 @@ def common_options(options: argparse.Namespace) -> dict[str, Any]:
     return {"label_from": options.label_from, "compute": read_compute(options), "progress": count_progress(), **seed}
 
 
-def check_table(out: Path, data: str) -> Path:
-    """Return the name of a table; raise ValueError if it is no CSV, or the data itself."""
+def check_table(out: Path, data: str, header: Sequence[str]) -> Path:
+    """Return the name of a table; raise ValueError if it is no CSV, or would replace the data or a person's work."""
     from vitrail.labelling.decisions import check_target
+    from vitrail.labelling.formats.csv_table import check_replaceable
 
     if out.suffix.lower() != ".csv":
         raise ValueError(f"--out {out}: the name of a table must end in .csv")
     check_target(out, data)
     check_folder(out)
+    check_replaceable(out, header)
     return out
 
 
@@ -223,9 +225,9 @@ def run_suspects(options: argparse.Namespace) -> int:
     """List the suspects, write the table and the page."""
     from vitrail.labelling.sheet import build_suspect_sheet
     from vitrail.labelling.suspects import find_label_errors
-    from vitrail.labelling.tables import write_suspects
+    from vitrail.labelling.tables import SUSPECT_COLUMNS, write_suspects
 
-    out = check_table(options.out, options.data)
+    out = check_table(options.out, options.data, SUSPECT_COLUMNS)
     names = ("split", "folds", "neighbours")
     given = {name: getattr(options, name) for name in names}
     errors = find_label_errors(options.data, options.model, **given, **common_options(options))
@@ -272,9 +274,9 @@ def format_suspects(errors: "LabelErrors") -> list[str]:
 def run_propose(options: argparse.Namespace) -> int:
     """Write the proposed labels and print the thresholds."""
     from vitrail.labelling.propose import propose_labels
-    from vitrail.labelling.tables import write_proposals
+    from vitrail.labelling.tables import PROPOSAL_COLUMNS, write_proposals
 
-    out = check_table(options.out, options.data)
+    out = check_table(options.out, options.data, PROPOSAL_COLUMNS)
     names = ("model", "init", "precision_target", "per_class", "split")
     given = {name: getattr(options, name) for name in names}
     result = propose_labels(options.data, options.unlabelled, **given, **common_options(options))
@@ -294,9 +296,9 @@ def run_next(options: argparse.Namespace) -> int:
     """Write the images to label next, as a table and a page."""
     from vitrail.labelling.next_images import choose_images_to_label
     from vitrail.labelling.sheet import build_next_sheet
-    from vitrail.labelling.tables import write_next
+    from vitrail.labelling.tables import NEXT_COLUMNS, write_next
 
-    out = check_table(options.out, options.data)
+    out = check_table(options.out, options.data, NEXT_COLUMNS)
     given = {"budget": options.budget, "method": options.method}
     result = choose_images_to_label(options.data, options.unlabelled, options.model, **given, **common_options(options))
     write_next(result, out)

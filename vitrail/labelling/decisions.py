@@ -15,7 +15,7 @@ from vitrail.data.labels import LabelMap, normalise_class_name, sort_class_names
 from vitrail.data.sources.manifest import PATH_COLUMNS
 from vitrail.labelling import UNDECIDED
 from vitrail.labelling.formats import LabelRow, LabelTable, read_labels, write_labels
-from vitrail.labelling.formats.csv_table import pick, read_csv_rows
+from vitrail.labelling.formats.csv_table import parse_score, pick, read_csv_rows
 from vitrail.labelling.images import LabelledImages, load_labelled
 from vitrail.utils.progress import ProgressCallback
 
@@ -149,7 +149,7 @@ def parse_decision(where: str, path: str, row: dict[str, str], undecided: str) -
         raise ValueError(f"{where}: the decision {word} needs a label")
     action = {"accept": "label", "correct": "label"}.get(word, word)
     from_model = bool(row.get("confidence")) and not given and not row.get("decision")
-    confidence = float(row["confidence"]) if from_model else None
+    confidence = parse_score(row["confidence"], where) if from_model else None
     return Decision(where, path, action, new, given, confidence)
 
 

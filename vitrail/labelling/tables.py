@@ -11,6 +11,7 @@ from vitrail.labelling.suspects import LabelErrors
 
 MEASURES = ("score", "confidence", "self_confidence", "margin", "neighbour_agreement", "classifier_confidence")
 SUSPECT_COLUMNS = ("rank", "path", "given_label", "suggested_label", *MEASURES, "split")
+PROPOSAL_COLUMNS = ("path", "label", "confidence")
 NEXT_MEASURES = ("confidence", "margin", "entropy", "distance")
 NEXT_COLUMNS = ("rank", "path", "label", "suggested_label", "second_label", *NEXT_MEASURES)
 
@@ -33,7 +34,7 @@ def write_suspects(errors: LabelErrors, path: Path) -> None:
 def write_proposals(proposals: LabelProposals, path: Path) -> None:
     """Write the proposed labels, as `vitrail train` and `vitrail label apply` read them."""
     rows = [[locate(each.path, path), each.label, f"{each.confidence:.6f}"] for each in proposals.proposals]
-    write_csv(path, ("path", "label", "confidence"), rows)
+    write_csv(path, PROPOSAL_COLUMNS, rows)
 
 
 def write_next(chosen: ImagesToLabel, path: Path) -> None:

@@ -66,6 +66,10 @@ def configure(name: str | None = None, *, family: str | None = None, **options: 
     """
     if name is None:
         return FAMILIES[family or "vit"].configure(None, **options)
+    if not isinstance(name, str):
+        raise TypeError(
+            f"a model's name must be a string like 'B/16', got {type(name).__name__}: see build_from(config)"
+        )
     known = FAMILIES[family] if family else find_family(name)
     if known.options is not None and (extra := set(options) - known.options):
         raise ValueError(f"{known.config.title} do not support {', '.join(sorted(extra))} (model {name})")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 ALIASES = {
     "class_map": "map",
+    "form": "format",
     "trackers": "log",
     "drawn": "per_class_seed",
 }  # names of options that Python calls otherwise

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import aiohttp
 from fsspec import config
@@ -107,7 +108,7 @@ class _Response:
 
 def explain(url: str, error: BaseException, timeout: float) -> BaseException:
     """Return an error of the library in words: Interrupted if the request may be repeated, else RemoteError."""
-    host = URL(url).host or ""
+    host = urlsplit(url).hostname or ""  # URL() refuses a wrong port
     match error:
         case aiohttp.ClientConnectorDNSError():
             return Interrupted(f"host not found: {host}")

@@ -13,6 +13,7 @@ from vitrail.utils.json import dataclass_from_json, to_json
 from vitrail.utils.precision import PrecisionChoice
 
 CHOICES_KEY = "vitrail predict: precisions"
+MAX_PARTS = 100_000
 WAIT = timedelta(minutes=30)  # for the first process, which may have to download or export the model
 
 
@@ -48,6 +49,8 @@ def process_share(environment: Mapping[str, str] = os.environ, part: str | None 
     found = re.fullmatch(r"(\d+)/(\d+)", part)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise ValueError(f"--part {part} must be K/N with 1 <= K <= N, such as 3/8")
+    if int(found[2]) > MAX_PARTS:
+        raise ValueError(f"--part {part} has more than {MAX_PARTS:,} parts: use fewer")
     return ProcessShare(int(found[1]) - 1, int(found[2]))
 
 

@@ -94,6 +94,8 @@ def write_labels(table: LabelTable, out: Path, form: str, *, root: Path | None =
     if not table.rows:
         raise ValueError(f"{out} would be empty: there are no labels to write")
     if form == "csv":
+        if out.suffix.lower() != ".csv":
+            raise ValueError(f"{out}: the name of a table must end in .csv; for other files give form=")
         return csv_table.write_csv_labels(table, out)
     if form == "coco":
         return write_coco_labels(table, out)

@@ -100,6 +100,21 @@ def write_csv_labels(table: LabelTable, path: Path) -> list[Path]:
     return [path]
 
 
+def check_replaceable(path: Path, header: Sequence[str]) -> None:
+    """Raise ValueError if a table exists that has other columns, or labels that a person typed beside suggestions."""
+    if path.is_dir():
+        raise ValueError(f"out={str(path)!r} is a directory: give a file name")
+    if not path.exists() or not path.stat().st_size:
+        return
+    opened = search_csv(str(path), [lambda names: tuple(names) == tuple(header)])
+    if opened is None:
+        raise ValueError(f"out={str(path)!r} exists and is another table: give another name")
+    if {"label", "suggested_label"} <= set(header):
+        typed = sum(bool(row[header.index("label")].strip()) for _, row in opened[1] if len(row) == len(header))
+        if typed:
+            raise ValueError(f"out={str(path)!r} has labels that you typed, {typed:,}: give another name")
+
+
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV atomically; a name that is not UTF-8 cannot be written and is an error."""
     text = io.StringIO(newline="")
