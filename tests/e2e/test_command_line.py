@@ -132,7 +132,7 @@ def test_help_lists_the_names_of_every_slot():
 # Options whose value has another meaning in another command, such as the file that the command writes.
 OTHER_MEANINGS = {
     *("out", "format", "resume", "force", "top", "recipe", "limit", "workers", "batch-size", "model"),
-    *("quiet", "quarantine", "threads", "to", "minutes", "tolerance", "classes", "index", "text-tower"),
+    *("quiet", "quarantine", "threads", "to", "minutes", "tolerance", "classes", "index", "text-tower", "slurm"),
     *("split", "init", "neighbours", "unlabelled", "method", "per-class", "root"),  # of `vitrail label`
 }
 

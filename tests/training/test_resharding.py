@@ -72,6 +72,7 @@ def copy_through(folder: Path, parallels: list[Parallel], optim: Optim) -> None:
                 placements = weight.placements if isinstance(weight, DTensor) else ()
                 assert sum(isinstance(each, Shard) for each in placements) == (parallel != "ddp")
                 assert len(placements) == {"ddp": 0, "fsdp": 1, "hsdp": 2}[parallel]
+            team.barrier()  # all have read it
             if team.is_main:
                 shutil.rmtree(folder)  # what is saved must come from the processes
             team.barrier()

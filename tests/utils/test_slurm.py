@@ -147,6 +147,7 @@ def test_broken_variables_are_one_line(changes: dict[str, str], message: str) ->
 
 
 def test_every_command_is_a_task_of_srun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RANK", raising=False)
     for name, value in (TASK | {"SLURM_PROCID": "x"}).items():
         monkeypatch.setenv(name, value)
     assert main(["recipes"]) == 2

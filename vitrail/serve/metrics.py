@@ -56,7 +56,10 @@ class ServiceMetrics:
         return generate_latest(self.registry)
 
 
-PAGE_PATHS = ("/", "/page.css", "/page.js", "/masks.js", "/sounds.js", "/recorder.js", "/maps.js", "/openapi.json")
+PAGE_PATHS = (
+    *("/", "/page.css", "/page.js", "/masks.js", "/words.js", "/sounds.js", "/recorder.js", "/maps.js"),
+    *("/find", "/find.js", "/openapi.json"),
+)
 KNOWN_PATHS = frozenset(
     (
         *PAGE_PATHS,
@@ -65,6 +68,7 @@ KNOWN_PATHS = frozenset(
         "/embed",
         "/attention",
         "/spectrogram",
+        "/search",
         "/models",
         "/healthz",
         "/readyz",
