@@ -8,8 +8,8 @@ A sound is an image of one channel: its log-mel spectrogram, rows are mel bins a
 the encoder, fixed positions, mean pooling; Muon trains the matrices, as in scratch-small. The sample rate, the number of frames,
 the size of the model and the length of the run depend on the sounds. Spectrograms are stretched, shifted and masked
 (SpecAugment), and pairs of them mixed (mixup).
-Expected: spoken digits of six speakers, all in training, 450 steps: 98.3 % (96.2–99.3) of 300 test recordings (measured, one
-seed: docs/results.md).
+Expected: spoken digits of six speakers, all in training, 450 steps: 97.7 to 99.0 % of 300 test recordings (measured, three
+seeds: docs/results.md).
 """
 
 from dataclasses import replace
