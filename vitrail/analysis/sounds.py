@@ -1,7 +1,7 @@
 """Spectrograms as images for figures and pages: high frequencies at the top, with axes in Hz and seconds.
 
 The row of a spectrogram that a model takes first is the lowest mel bin. Drawings have it at the bottom, so `flip_trace` turns the
-maps of a trace over. Of patches that overlap, the picture is cut to what their grid covers evenly: a cell is the part of the
+maps of a trace over. Of patches that overlap, the image is cut to what their grid covers evenly: a cell is the part of the
 spectrogram around the centre of its patch.
 """
 
